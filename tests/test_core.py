@@ -107,6 +107,24 @@ def test_each_operation_replies_as_the_protocol_says(core: Core) -> None:
         assert woken(core) == []
 
 
+def test_each_key_is_itself_whatever_came_before_it(core: Core) -> None:
+    """More keys than the compiled server remembers, of many lengths, and alike but for one byte."""
+    (client,) = connect(core)
+    zeros = [bytearray(length) for length in range(1, 140)]
+    keys = [bytes(each[:at] + b"\1" + each[at + 1 :]) for each in zeros for at in range(0, len(each), 5)]
+    for number, key in enumerate(keys):
+        assert client.receive(add(key, number)) == pack_i64(number)
+    for number, key in reversed(list(enumerate(keys))):
+        assert client.receive(add(key, 1)) == pack_i64(number + 1)
+        assert client.receive(get(key)) == blob(b"%d" % (number + 1))
+    assert client.receive(request(Op.GETNUMKEYS)) == pack_i64(len(keys))
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, 255, -256, 1 << 40, -(1 << 63), (1 << 63) - 1])
+def test_a_number_is_packed_in_eight_bytes(number: int) -> None:
+    assert pack_i64(number) == number.to_bytes(8, "little", signed=True)
+
+
 def test_own_wakes_stand_where_they_happen(core: Core) -> None:
     (client,) = connect(core)
     assert client.receive(wait(b"k") + set_(b"k", b"v") + get(b"k")) == STOP_WAITING + blob(b"v")
@@ -425,6 +443,36 @@ def test_any_history_is_the_same_in_pieces(steps: list[Step]) -> None:
         pair.close()
         assert woken(cut) == woken(whole)
     assert not len(cut.clients)
+
+
+FIRST = st.sampled_from([None, b"text", b"-7", b"99", b"%d" % ((1 << 63) - 20), b"%d" % (20 - (1 << 63))])
+AMOUNTS = st.integers(-3, 3) | st.sampled_from([1 << 60, -(1 << 63)])
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(FIRST, AMOUNTS, st.integers(1, 40), st.booleans(), st.booleans(), st.integers(0, 4))
+def test_adds_in_one_read_are_as_in_reads_of_their_own(
+    first: bytes | None, amount: int, times: int, is_awaited: bool, waits_itself: bool, room: int
+) -> None:
+    """Also where the sum goes beyond 64 bits or the room at one of them, and where the first one wakes."""
+    key, begins = b"the counter", [request(Op.SET, b"the counter", first)] if first is not None else []
+    limits = Limits(stored_bytes=len(key) + (len(first) if first is not None else 0) + room)
+    whole, single = Core(limits), Core(limits)
+    seen = []
+    for core, pieces in (whole, 1), (single, times):
+        client, other = connect(core, 2)
+        for each in begins:
+            client.receive(each)
+        if is_awaited and first is None:
+            (client if waits_itself else other).receive(wait(key))
+        replies = b""
+        for _ in range(pieces):
+            more, goes_on = receive(client, add(key, amount) * (times // pieces))
+            replies += more
+            if not goes_on:
+                break
+        seen.append((replies, goes_on, woken(core), other.receive(get(key)), core.counts()))
+    assert seen[0] == seen[1]
 
 
 def test_histories_do_wake_and_do_break_the_protocol() -> None:

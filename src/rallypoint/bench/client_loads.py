@@ -27,7 +27,7 @@ from rallypoint.bench.dialects import TORCH, Exchange
 from rallypoint.bench.results import Sample
 from rallypoint.bench.swarm import Swarm, load_of
 from rallypoint.bench.targets import Target
-from rallypoint.bench.workers import Load, Stopwatch, Worker, ask_all, ask_each, start
+from rallypoint.bench.workers import Load, Stopwatch, ask_all, ask_each, start
 
 CLIENTS: Final = 100
 MANY_CLIENTS: Final = 1_000
@@ -41,20 +41,30 @@ STORM_CLIENTS: Final = 15_000
 MANY_KEYS: Final = 100_000
 
 
-def start_busy(resources: ExitStack) -> Worker:
-    """Start a process for busy clients, which these resources stop in the end."""
-    return start(resources, "rallypoint.bench.clients", "busy clients")
+class Busy:
+    """Clients that always have a request in flight, in processes of their own, which the resources end.
 
+    There are several where there are cores to spare: one cannot ask as fast as a server answers.
+    """
 
-def connect_busy(target: Target, count: int, first: int = 0) -> dict[str, Any]:
-    """The order to such a process to connect that many."""
-    return {
-        "do": "connect",
-        "port": target.port,
-        "dialect": target.dialect,
-        "count": count,
-        "first": first,
-    }
+    def __init__(self, resources: ExitStack, target: Target, count: int) -> None:
+        processes = min(machine.spare_processes(), count)
+        self._workers = [
+            start(resources, "rallypoint.bench.clients", "busy clients") for _ in range(processes)
+        ]
+        place: dict[str, Any] = {"do": "connect", "port": target.port, "dialect": target.dialect}
+        firsts = [count * number // processes for number in range(processes + 1)]
+        shares = [{"first": first, "count": end - first} for first, end in itertools.pairwise(firsts)]
+        ask_each(self._workers, ANSWER_LIMIT_S, [{**place, **share} for share in shares])
+
+    def begin(self, ask: Ask, per_request: int) -> None:
+        """Let all of them ask, until `end`."""
+        for worker in self._workers:
+            worker.order(do="run", ask=ask, per_request=per_request)
+
+    def end(self) -> Load:
+        """What they did."""
+        return load_of(ask_all(self._workers, ANSWER_LIMIT_S, do="stop"))
 
 
 def ask_once(target: Target, exchange: Exchange) -> None:
@@ -96,10 +106,7 @@ class Timed(Session):
 
 
 class Steady(Timed):
-    """Many clients that always have a request in flight, each of `per_request` operations.
-
-    They are in several processes where there are cores to spare: one cannot ask as fast as a server answers.
-    """
+    """Many clients that always have a request in flight, each of `per_request` operations."""
 
     def __init__(
         self, target: Target, measurement: Measurement, ask: Ask, count: int = CLIENTS, per_request: int = 1
@@ -108,19 +115,12 @@ class Steady(Timed):
         self.count, self.per_request = count, per_request
 
     def connect(self) -> None:
-        processes = min(machine.spare_processes(), self.count)
-        firsts = [self.count * number // processes for number in range(processes + 1)]
-        self.workers = [start_busy(self.resources) for _ in range(processes)]
-        orders = (
-            connect_busy(self.target, end - first, first=first) for first, end in itertools.pairwise(firsts)
-        )
-        ask_each(self.workers, ANSWER_LIMIT_S, orders)
+        self.busy = Busy(self.resources, self.target, self.count)
 
     def run(self, seconds: float) -> Load:
-        for worker in self.workers:
-            worker.order(do="run", ask=self.ask, per_request=self.per_request)
+        self.busy.begin(self.ask, self.per_request)
         time.sleep(seconds)
-        return load_of(ask_all(self.workers, ANSWER_LIMIT_S, do="stop"))
+        return self.busy.end()
 
     def value(self, load: Load) -> float:
         is_rate = self.measurement.unit == "rate"
@@ -185,8 +185,7 @@ class Accepts(Session):
 
     def open(self) -> None:
         ask_once(self.target, self.target.dialect.store(KEY, VALUE))
-        self.busy = start_busy(self.resources)
-        self.busy.ask(ANSWER_LIMIT_S, **connect_busy(self.target, BUSY_CLIENTS))
+        self.busy = Busy(self.resources, self.target, BUSY_CLIENTS)
         self.crowd = Swarm()
         self.resources.callback(self.crowd.leave)
         self.measure(NEW_CLIENTS // 10)
@@ -198,10 +197,10 @@ class Accepts(Session):
         """Let that many new clients arrive, and leave again."""
         files = self.target.open_files()
         self.crowd.gather(self.target.dialect, self.target.port, count)
-        self.busy.order(do="run", ask=get, per_request=self.per_request)
+        self.busy.begin(get, self.per_request)
         time.sleep(0.2)  # all of the busy clients are in full swing by then
         answer, cost = self.metered(lambda: self.crowd.arrive(ANSWER_LIMIT_S))
-        busy: Load = self.busy.ask(ANSWER_LIMIT_S, do="stop")["load"]
+        busy = self.busy.end()
         self.crowd.leave()
         self.target.await_open_files(files)
         load = load_of([answer])

@@ -15,7 +15,7 @@ from rallypoint.engine.barriers import Barriers
 from rallypoint.engine.calls import Calls
 from rallypoint.engine.keyspace import Keyspace, State, Value
 from rallypoint.engine.waiters import Waiters
-from rallypoint.errors import LimitError
+from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.wire.limits import Limits
 
 Member = TypeVar("Member")
@@ -77,6 +77,18 @@ class Engine(Generic[Member]):
         """Add to a number, and return the sum with the members that woke."""
         total = self._space.add(key, amount)
         return total, self._waiters.arrive(key) if key in self._awaited else ()
+
+    def add_times(self, key: bytes, amount: int, times: int) -> int | None:
+        """Add so many times, and return the last sum; None if one might fail, or would wake somebody.
+
+        The sums before it take no more bytes than it or the old one, and stay within 64 bits if it does.
+        """
+        if key in self._awaited:
+            return None
+        try:
+            return self._space.add(key, amount * times)
+        except (LimitError, ProtocolError):
+            return None
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[Value, Sequence[Member]]:
         """Set if the value is the expected one, and return the value after that.

@@ -8,16 +8,21 @@ from typing import Final
 
 from rallypoint.wire.opcodes import MAGIC, SHAPES, Op
 
+try:
+    from rallypoint.wire import native
+except ImportError:  # it is not compiled
+    native = None  # type: ignore[assignment]
+
 _U32: Final = Struct("<I")
 _U64: Final = Struct("<Q")
 _I64: Final = Struct("<q")
 
-pack_u32 = _U32.pack
-pack_u64 = _U64.pack
-pack_i64 = _I64.pack
-unpack_u32 = _U32.unpack_from
-unpack_u64 = _U64.unpack_from
-unpack_i64 = _I64.unpack_from
+pack_u32: Final = _U32.pack
+pack_u64: Final = _U64.pack
+pack_i64: Final = _I64.pack if native is None else native.pack_i64
+unpack_u32: Final = _U32.unpack_from
+unpack_u64: Final = _U64.unpack_from
+unpack_i64: Final = _I64.unpack_from
 
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1

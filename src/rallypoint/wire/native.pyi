@@ -1,6 +1,7 @@
 from rallypoint.wire.handlers import Handler
 from rallypoint.wire.limits import Limits
 
+def pack_i64(number: int, /) -> bytes: ...
 def cut_blobs(
     data: bytes, position: int, blobs: list[bytes], left: int, caps: tuple[int, ...], most: int, /
 ) -> int: ...

@@ -8,6 +8,7 @@ request, it goes to the same method of the handler, with the same arguments.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcmp
 
 from rallypoint.wire.opcodes import Op
 
@@ -23,6 +24,31 @@ cdef inline uint64_t number_at(const unsigned char* at) noexcept:
         <uint64_t>at[0] | <uint64_t>at[1] << 8 | <uint64_t>at[2] << 16 | <uint64_t>at[3] << 24
         | <uint64_t>at[4] << 32 | <uint64_t>at[5] << 40 | <uint64_t>at[6] << 48 | <uint64_t>at[7] << 56
     )
+
+
+cdef inline void put_number(unsigned char* to, uint64_t number) noexcept:
+    cdef int index
+    for index in range(8):
+        to[index] = <unsigned char>(number >> 8 * index)
+
+
+def pack_i64(int64_t number):
+    """As `Struct("<q").pack`."""
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, 8)
+    put_number(<unsigned char*>PyBytes_AS_STRING(packed), <uint64_t>number)
+    return packed
+
+
+cdef bytes pack_sums(int64_t last, int64_t amount, Py_ssize_t count):
+    """The sums of as many additions of `amount` as led to the last one."""
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, 8 * count)
+    cdef unsigned char* to = <unsigned char*>PyBytes_AS_STRING(packed)
+    cdef uint64_t total = <uint64_t>last
+    while count:
+        count -= 1
+        put_number(to + 8 * count, total)
+        total -= <uint64_t>amount
+    return packed
 
 
 cdef inline bytes cut(const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
@@ -59,10 +85,63 @@ def cut_blobs(
     return position
 
 
+cdef Py_ssize_t same_ones(
+    const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t end, Py_ssize_t pause
+) noexcept:
+    """How many requests are the same, byte for byte, one behind the other, before `pause`."""
+    cdef Py_ssize_t size = stop - begin, count = 1
+    while stop < pause and end - stop >= size and not memcmp(start + begin, start + stop, size):
+        count += 1
+        stop += size
+    return count
+
+
+cdef enum:
+    SLOTS = 1 << 10
+    LONGEST_KNOWN = 128
+
+cdef uint64_t MIXER = 0x9E3779B97F4A7C15  # odd, and half of its bits are set
+
+
+cdef class Keys:
+    """The keys that came last, to be the same objects again: what a dict has, it then finds without comparing."""
+
+    cdef list _known
+
+    def __init__(self):
+        self._known = [None] * SLOTS
+
+    cdef bytes cut(self, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
+        """The key that is there."""
+        cdef Py_ssize_t size = stop - begin, at = begin
+        cdef uint64_t mixed = <uint64_t>size, word
+        cdef bytes key
+        cdef Py_ssize_t slot
+        if not 8 <= size <= LONGEST_KNOWN:
+            return cut(start, begin, stop)
+        while True:
+            word = number_at(start + min(at, stop - 8))
+            mixed = (mixed ^ word) * MIXER
+            mixed ^= mixed >> 32
+            at += 8
+            if at >= stop:
+                break
+        slot = <Py_ssize_t>(mixed * MIXER >> 54)  # the highest bits depend on all others
+        known = self._known[slot]
+        if known is not None:
+            key = <bytes>known
+            if PyBytes_GET_SIZE(key) == size and not memcmp(PyBytes_AS_STRING(key), start + begin, size):
+                return key
+        key = cut(start, begin, stop)
+        self._known[slot] = key
+        return key
+
+
 cdef class Hot:
     """GET, SET, ADD, and CHECK of one key, for all connections of a server: limits, and how many there were."""
 
-    cdef object _kind, _get, _set, _add, _check  # a class of handlers, and its methods
+    cdef object _kind, _get, _set, _add, _add_times, _check  # a class of handlers, and its methods
+    cdef Keys _keys
     cdef uint64_t _key_bytes, _value_bytes, _request_bytes
     cdef Py_ssize_t _large
     cdef readonly int64_t sets, adds, checks
@@ -70,6 +149,7 @@ cdef class Hot:
 
     def __init__(self, limits, Py_ssize_t large_reply):
         """`large_reply`: from so many bytes on, a reply is large."""
+        self._keys = Keys()
         self._key_bytes = limits.key_bytes
         self._value_bytes = limits.value_bytes
         self._request_bytes = limits.request_bytes
@@ -89,7 +169,7 @@ cdef class Hot:
         Returns where the first one begins that it has not carried out, and how many of the replies are not to a
         GET. `carried` says how many requests were no GETs, even if the handler raises. Stops behind a large reply.
         """
-        cdef Py_ssize_t end = PyBytes_GET_SIZE(data), stop, others = 0
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(data), stop, times, others = 0
         cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
         cdef bytes reply
         cdef bint is_get
@@ -99,8 +179,17 @@ cdef class Hot:
             if not stop:
                 break
             is_get = start[position] == GET
-            self.carried += not is_get
-            reply = self._hand_over(handler, start, position, stop)
+            reply = None
+            if start[position] == ADD:
+                times = same_ones(start, position, stop, end, pause)
+                if times > 1:
+                    reply = self._hand_over_all(handler, start, position, stop, times)
+                    if reply is not None:
+                        self.carried += times
+                        stop = position + times * (stop - position)
+            if reply is None:
+                self.carried += not is_get
+                reply = self._hand_over(handler, start, position, stop)
             if is_get:
                 replies.append(reply)
                 if PyBytes_GET_SIZE(reply) >= self._large:
@@ -141,27 +230,43 @@ cdef class Hot:
             stop += 8
         return stop if <uint64_t>(stop - begin) <= self._request_bytes else 0
 
+    cdef void _meet(self, kind):
+        self._get, self._set, self._check = kind.get, kind.set, kind.check
+        self._add, self._add_times = kind.add, kind.add_times
+        self._kind = kind
+
+    cdef bytes _hand_over_all(
+        self, handler, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t times
+    ):
+        """The replies to an ADD that is there so many times; None if each has to be handed over by itself."""
+        if self._kind is not type(handler):
+            self._meet(type(handler))
+        cdef int64_t amount = <int64_t>number_at(start + stop - 8)
+        total = self._add_times(handler, self._keys.cut(start, begin + 9, stop - 8), amount, times)
+        if total is None:
+            return None
+        self.adds += times
+        return pack_sums(total, amount, times)
+
     cdef bytes _hand_over(self, handler, const unsigned char* start, Py_ssize_t begin, Py_ssize_t stop):
         """The handler's reply to the request that is there. One that it refuses counts as well."""
         if self._kind is not type(handler):  # to look them up for each request takes longer
-            kind = type(handler)
-            self._get, self._set, self._add, self._check = kind.get, kind.set, kind.add, kind.check
-            self._kind = kind
+            self._meet(type(handler))
         cdef int op = start[begin]
         cdef Py_ssize_t key
         cdef bytes reply
         if op == GET:
-            reply = self._get(handler, cut(start, begin + 9, stop))
+            reply = self._get(handler, self._keys.cut(start, begin + 9, stop))
         elif op == ADD:
             self.adds += 1
-            reply = self._add(handler, cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
+            reply = self._add(handler, self._keys.cut(start, begin + 9, stop - 8), <int64_t>number_at(start + stop - 8))
         elif op == CHECK:
             self.checks += 1
-            reply = self._check(handler, [cut(start, begin + 17, stop)])
+            reply = self._check(handler, [self._keys.cut(start, begin + 17, stop)])
         else:
             key = begin + 9 + <Py_ssize_t>number_at(start + begin + 1)
             self.sets += 1
-            reply = self._set(handler, cut(start, begin + 9, key), cut(start, key + 8, stop))
+            reply = self._set(handler, self._keys.cut(start, begin + 9, key), cut(start, key + 8, stop))
         if reply is None:
             raise TypeError("a prompt handler leaves nothing unfinished")
         return reply

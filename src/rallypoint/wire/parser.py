@@ -72,8 +72,8 @@ class Forms(Generic[HandlerT]):
     def __init__(
         self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]], *, is_prompt: bool = False
     ) -> None:
-        """`is_prompt`: the handlers have methods `get`, `set`, `add` and `check`, which never leave a request
-        with one key unfinished."""
+        """`is_prompt`: the handlers have methods `get`, `set`, `add`, `add_times` and `check`, which never
+        leave a request with one key unfinished."""
         self.limits = limits
         self.request_cap = limits.request_bytes
         self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET

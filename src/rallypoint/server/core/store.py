@@ -134,6 +134,13 @@ class Connection(Client):
             return wake(woken, self, self._journal) + pack_i64(total)
         return pack_i64(total)
 
+    def add_times(self, key: bytes, amount: int, times: int) -> int | None:
+        """Carry out as many ADDs at once, for the last sum; None if that is not the same as one by one."""
+        total = self._engine.add_times(key, amount, times)
+        if total is not None and amount:
+            self._writers[key] = self.id
+        return total
+
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
         notices, value = self.swap(key, expected, desired)
         return notices + blob(value)

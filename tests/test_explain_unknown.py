@@ -112,6 +112,25 @@ def test_what_nccl_says_comes_before_what_torch_says() -> None:
     assert _told(report_of(last)) == ("Invalid rank : 2/2", "cause")
 
 
+_REASONS = {
+    "WARN launcher: Could not import Fused Scan kernels: No module named 'scan_ops'": (
+        "NotImplementedError: This model requires Fused Scan kernels"
+    ),
+    "[W 2021-02-05 19:14:13] Study 3 failed, because the value None is no number.": (
+        "ValueError: No studies are complete: study 3 first"
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", _REASONS)
+def test_why_something_could_not_be_had_comes_before_that_it_is_needed(reason: str) -> None:
+    needed = traceback(_REASONS[reason])
+    assert _told(report_of(f"{reason}\nloading\n{needed}")) == (reason, "cause")
+    assert _told(report_of(f"{reason}\nloading\n{traceback(_BANANA)}")) == (_BANANA, "cause")
+    assert _told(report_of(f"{needed}{reason}\n"))[0] == _REASONS[reason]
+    assert not report_of(f"{reason}\nstep 1 loss 0.5\nstep 2 loss 0.4\n").found
+
+
 def test_a_compiler_is_heard_if_a_build_failed() -> None:
     said = "/usr/bin/ld: cannot find -lcuda: No such file or directory\n"
     build = traceback(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from rallypoint.diagnose.explain import endings, local_ranks, suspects, tracebacks
+from rallypoint.diagnose.explain import endings, local_ranks, reasons, suspects, tracebacks
 from rallypoint.diagnose.explain.advice import Advice, advise
 from rallypoint.diagnose.explain.endings import Ending, Table, Tries
 from rallypoint.diagnose.explain.knowledge import Cause, fill
@@ -195,6 +195,8 @@ class Evidence:
         self.unknown: dict[str, Incident] = {}
         self.said: dict[Layer, dict[int, Sighting]] = {}
         """For each library and log, the first line in which it says what happened."""
+        self.reasons: dict[tuple[int, frozenset[str]], Sighting] = {}
+        """For each log and what could not be had there, the first line that says why."""
         self.told: dict[tuple[Cause, str], dict[str, Sighting]] = {}
         """For causes that are differences: what was told, and where first."""
         self.suspects = Suspects()
@@ -207,7 +209,7 @@ class Evidence:
     def texts(self) -> Iterator[bytes]:
         """Texts in reduced form; every line that matters here contains one of them."""
         marks = (mark for layer in LAYERS for mark in layer.marks)
-        for mark in (*tracebacks.MARKS, *endings.SELECTED, *local_ranks.MARKS, *marks):
+        for mark in (*tracebacks.MARKS, *endings.SELECTED, *local_ranks.MARKS, *reasons.MARKS, *marks):
             yield reduce(mark.encode())
         for literals in self._literals.values():
             yield from literals
@@ -290,6 +292,12 @@ class Evidence:
         """Add a line in which a library says what happened."""
         text = excerpt(seen.text, _LONGEST_EXCERPT)
         self.said.setdefault(layer, {}).setdefault(seen.log, replace(seen, text=text))
+
+    def add_reason(self, words: frozenset[str], seen: Sighting) -> None:
+        """Add a line that says why something could not be had."""
+        if len(self.reasons) < _MOST_TOLD:
+            text = excerpt(seen.text, _LONGEST_EXCERPT)
+            self.reasons.setdefault((seen.log, words), replace(seen, text=text))
 
     def _add(self, incident: Incident, seen: Sighting) -> None:
         """Add a sighting. If thousands of ranks write the same, only the first few texts are kept."""

@@ -23,6 +23,7 @@ from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
 from rallypoint.diagnose.explain.layers import Layer, is_echo
 from rallypoint.diagnose.explain.order import date, limited, precedes
+from rallypoint.diagnose.explain.reasons import is_missed
 from rallypoint.diagnose.explain.signs import DUE_WORK
 from rallypoint.diagnose.explain.stopping import find_midst, find_standstill, find_stop
 from rallypoint.diagnose.explain.suspects import Suspect
@@ -35,6 +36,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     _add_differences(evidence)
     _without_context(evidence)
     _add_layers(evidence)
+    _add_reasons(evidence)
     shown = any(source.ended_badly for source in evidence.sources)
     dated = [_outlived(incident, evidence.sources) for incident in date(evidence)]
     weighed = _specific([incident if shown else _weighed(incident) for incident in dated])
@@ -120,6 +122,20 @@ def _put_before(first: Sighting, layer: Layer, failed: Iterable[Incident], evide
     for *_, incident in near:
         if incident.cause is None:
             incident.role = "wrapper"
+
+
+def _add_reasons(evidence: Evidence) -> None:
+    """Before an exception about something that could not be had stands the line that said why."""
+    for incident in list(evidence.unknown.values()):
+        message = incident.raised.message if incident.role == "cause" and incident.raised is not None else ""
+        for (log, words), reason in evidence.reasons.items():
+            seen = [each for each in incident.seen if each.log == log]
+            if seen and all(reason.line < each.line for each in seen) and is_missed(words, message):
+                evidence.unknown[reason.text] = Incident(
+                    None, "cause", sightings={reason.writer: reason}, count=1
+                )
+                incident.role = "wrapper"
+                break
 
 
 def _fits(incident: Incident, layer: Layer) -> bool:

@@ -19,6 +19,7 @@ from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
 from rallypoint.diagnose.explain.life import LAST_LINES, Life, look_for_life
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line, Prefixes
+from rallypoint.diagnose.explain.reasons import missed
 from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks, reduce
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
@@ -241,6 +242,8 @@ class _Scanner:
         ended = self._source.ending.take(line, self._number, raised, [cause.role for cause, _ in matches])
         if before < self._source.ending.last:
             self._look_between(before, line)
+        if raised is None and not matches and (words := missed(line.text)):
+            self._evidence.add_reason(words, self._plain_sighting(line, tries))
         if not matches and raised is None and (not mild or (ended and not line.handled)):
             self._note_line(line, tries, ended=ended)
         # An entry that needs a context may be dropped in the end.
@@ -294,8 +297,7 @@ class _Scanner:
 
     def _note_line(self, line: Line, tries: int, *, ended: bool) -> None:
         """A line that no entry knows: how a process ended, or what a library says by itself."""
-        where = (self._index, self._number, line.rank, line.host)
-        seen = Sighting(*where, line.stamp, False, tries, line.text, line.process[1])
+        seen = self._plain_sighting(line, tries)
         asked = line.text.strip() == LAST_ERROR
         answer = f"{LAST_ERROR} {line.text}" if line.writer in self._answering and not asked else line.text
         if layer := layer_of(answer):
@@ -340,6 +342,10 @@ class _Scanner:
     def _number(self) -> int:
         """The number of the line that is being read."""
         return self._source.lines + self._at + 1
+
+    def _plain_sighting(self, line: Line, tries: int) -> Sighting:
+        where = (self._index, self._number, line.rank, line.host)
+        return Sighting(*where, line.stamp, False, tries, line.text, line.process[1])
 
     def _sighting(self, line: Line, tries: int, what: Cause | Raised, mild: bool = False) -> Sighting:
         stamp = line.stamp or self._log.stamp

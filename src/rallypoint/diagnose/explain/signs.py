@@ -197,7 +197,7 @@ _SHUT: Final = re.compile(
     r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"
     r"|\bfinished server process"
     r"|\bapplication shutdown complete|\bclosing server\b|\bgracefully (?:stopping|exiting|shutting)"
-    r"|\bwaiting for in-flight requests"
+    r"|\bwaiting for in-flight requests|\btraining stopped\b(?!.{0,9}\b(?:due|because|by|with|unexpected))"
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
 _SUCCESS: Final = re.compile(

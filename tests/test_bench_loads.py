@@ -182,7 +182,7 @@ def test_busy_clients_do_what_they_say_they_did(name: str, speech: Dialect) -> N
         assert clients.run(after(3), exists).operations == 3 * 4
         assert clients.run(after(10), store).operations == 3 * 11
         assert clients.run(after(10), get, 4).operations == 3 * 11 * 4
-        assert len(clients.taken) == 10
+        assert len(clients.taken) == 11
 
 
 @some_wrong
@@ -246,7 +246,7 @@ def test_a_busy_worker_that_reads_two_orders_at_once_goes_on(start_worker: Start
     worker.order(do="run", ask=get, per_request=1)
     worker.order(do="stop")
     answer = gather([worker], SECONDS)[0]
-    assert answer["load"].operations == 1 + (answer["taken"] != [0.0]) * len(answer["taken"])
+    assert answer["load"].operations == len(answer["taken"]) >= 1
 
 
 def test_a_worker_ends_when_its_orders_do(start_worker: StartWorker, port: int) -> None:

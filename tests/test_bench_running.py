@@ -527,9 +527,10 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def target_and_load(name: str, load: str) -> Any:
-    """Behind relays, only the first is quick."""
+    """Behind relays, only the first is quick; a thousand clients are not."""
     marks = [needs_redis] if name == "redis" else []
-    marks += [pytest.mark.slow] if (name, load) != (names.RELAY, "init") and name == names.RELAY else []
+    quick = load == "init" if name == names.RELAY else not load.endswith("-1000")
+    marks += [] if quick else [pytest.mark.slow]
     return pytest.param(name, LOADS[load], marks=marks, id=f"{name}, {load}")
 
 

@@ -184,9 +184,7 @@ class BusyClients:
             self._take_turns(is_over, ask, per_request)
         except OSError as error:
             raise BenchError(f"a client lost its server: {error}") from error
-        operations = (len(self.taken) + 1) * len(self._clients) * per_request
-        self.taken = self.taken or [0.0]
-        return watch.stop(operations, self.taken)
+        return watch.stop(len(self.taken) * len(self._clients) * per_request, self.taken)
 
     def _take_turns(self, is_over: Callable[[], bool], ask: Ask, per_request: int) -> None:
         """Turn after turn. A request is sent in one and answered in the next, so it takes as long as that."""
@@ -213,6 +211,7 @@ class BusyClients:
         wanted = self._next_replies(ask, per_request)
         for receive, _, _ in calls:
             check(receive(len(wanted), whole), wanted)
+        self.taken.append(clock() - begun)
         for client in self._clients:
             check_silent(client)
 

@@ -112,8 +112,9 @@ class Life:
 
     def _began(self, ready: int) -> bool:
         """Whether a server that was ready has begun something since, of which nothing more is told."""
-        begun = max((line for line in self._lines(BEGIN) if line > ready), default=0)
-        return begun > max((line for line in self._lines(END) if line > ready), default=0)
+        later = [sign for sign in self.signs if sign.line > ready]
+        begun = max((sign.line for sign in later if BEGIN in sign.kinds and not sign.full), default=0)
+        return begun > max((sign.line for sign in later if END in sign.kinds or sign.full), default=0)
 
     @property
     def _is_stuck(self) -> bool:

@@ -149,6 +149,9 @@ LAST_WORDS: Final = re.compile(
     r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
 )
 """What is said when something ends, good or bad: not good behind a step, in the midst of the work."""
+_ASKED_FOR_CODE: Final = re.compile(r"[$#>%] ?echo \$(?:\?|LASTEXITCODE)$")
+"""A user asks how a command has ended; the shell answers in the next line."""
+_LOADED: Final = re.compile(r"(?i)\b(?:loaded|started|initiali[sz]ed) in \d+(?:\.\d+)? ?s")
 _PART: Final = re.compile(r"[\[(]\s*\d+/\s*\d+\b")
 _BEGIN: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|(?:re)?launch(?:ed|ing)|resum(?:ed|ing)|requeue(?:d|ing)?"
@@ -159,7 +162,8 @@ _END: Final = re.compile(
     r"|exit(?:ing|ed normally|s successfully)|terminated normally|ended with 0|executed in \d|waiting for"
     r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|took \d"
     r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"
-    r"|ran \d+ tests?|uploaded|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping|synced"
+    r"|ran \d+ tests?|uploaded|exported|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping"
+    r"|synced"
     r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
     r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
     r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
@@ -243,7 +247,7 @@ class Sign:
     sums_up: bool = False
     """Whether it tells a result, and counts nothing."""
     full: bool = False
-    """Whether it is a bar that is full."""
+    """Whether it is a bar that is full, or tells how long it took to begin."""
 
 
 def read_signs(lines: Sequence[tuple[int, Line]]) -> tuple[Sign, ...]:
@@ -257,6 +261,8 @@ def read_signs(lines: Sequence[tuple[int, Line]]) -> tuple[Sign, ...]:
         if kinds == {END} and (_LOADS.search(before) or form_of(line.text) in loaded):
             kinds = frozenset()  # it is only that which is done
             loaded.add(form_of(line.text))
+        if line.text.strip() == "0" and _ASKED_FOR_CODE.search(before):
+            kinds = frozenset([END, SUCCESS, OVER])
         before = line.text or before
         step = (_step_of(line.text) or f"line {number}") if kinds & {STEP, LOAD} else ""
         if not step and line in rhythm:
@@ -266,7 +272,7 @@ def read_signs(lines: Sequence[tuple[int, Line]]) -> tuple[Sign, ...]:
             marked = line.marked and not line.text[:1].isspace()  # and it is no source code of a frame
             form = form_of(line.text) if step else ""
             sums_up = _EVALUATED.search(line.text) is not None and not _COUNTERS.search(line.text)
-            full = _FULL in line.text
+            full = _FULL in line.text or _LOADED.search(line.text) is not None
             signs.append(Sign(number, kinds, step, form, line.process, marked, line.pid, sums_up, full))
     return tuple(signs)
 

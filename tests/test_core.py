@@ -445,7 +445,18 @@ def test_any_history_is_the_same_in_pieces(steps: list[Step]) -> None:
     assert not len(cut.clients)
 
 
-FIRST = st.sampled_from([None, b"text", b"-7", b"99", b"%d" % ((1 << 63) - 20), b"%d" % (20 - (1 << 63))])
+FIRST = st.sampled_from(
+    [
+        None,
+        b"text",
+        b"-7",
+        b"99",
+        b"%d" % ((1 << 63) - 20),
+        b"%d" % (20 - (1 << 63)),
+        b"%d" % (1 << 64),
+        b"9" * 18,
+    ]
+)
 AMOUNTS = st.integers(-3, 3) | st.sampled_from([1 << 60, -(1 << 63)])
 
 

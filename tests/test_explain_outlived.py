@@ -46,15 +46,13 @@ _SETTINGS = "".join(f"setting {name} is on\n" for name in "abcdefghij")
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
 
 _PAIRS: dict[str, tuple[str, ...]] = {
-    "the shell was asked": (_RAISED + "me@box:~$ echo $?\n0\n", _RAISED + "me@box:~$ echo $?\n1\n"),
     "a server has loaded": (
         _READY + "Loading weights\nModel loaded in 3.9s (weights: 0.6s)\n",
-        _READY + "Model loaded in 3.9s (weights: 0.6s)\nLoading weights\n",
+        _READY + "Loading model on 8 workers\nworker 0: weights loaded in 4 shards\n",
     ),
-    "exported": ("a warning\nExported model to a.onnx\n", "a warning\nExporting model to a.onnx\n"),
-    "stopped by hand": (
-        _STEPS + "^C\nSaved training state.\nTraining stopped. Time consumed: 0:21:50\n",
-        _STEPS + "^C\nTraining stopped due to an error\n",
+    "exported": (
+        "a warning\nExported model to a.onnx\n",
+        "a warning\nExported environment: NCCL_DEBUG=INFO\n",
     ),
     "a caught exception": (_RAISED + _STEPS, _STEPS + _RAISED),
     "a line on its way": (_RAISED + _STEPS, _RAISED + "step 11 loss 0.5\n"),

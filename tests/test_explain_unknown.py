@@ -116,8 +116,8 @@ _REASONS = {
     "WARN launcher: Could not import Fused Scan kernels: No module named 'scan_ops'": (
         "NotImplementedError: This model requires Fused Scan kernels"
     ),
-    "[W 2021-02-05 19:14:13] Study 3 failed, because the value None is no number.": (
-        "ValueError: No studies are complete: study 3 first"
+    "[W 2021-02-05 19:14:13] Trial 3 failed, because the value None is no number.": (
+        "ValueError: No trials are complete yet"
     ),
 }
 
@@ -128,6 +128,7 @@ def test_why_something_could_not_be_had_comes_before_that_it_is_needed(reason: s
     assert _told(report_of(f"{reason}\nloading\n{needed}")) == (reason, "cause")
     assert _told(report_of(f"{reason}\nloading\n{traceback(_BANANA)}")) == (_BANANA, "cause")
     assert _told(report_of(f"{needed}{reason}\n"))[0] == _REASONS[reason]
+    assert _told(report_of(f"{reason}, using another\n{needed}"))[0] == _REASONS[reason]
     assert not report_of(f"{reason}\nstep 1 loss 0.5\nstep 2 loss 0.4\n").found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
 from rallypoint.engine.calls import Calls
@@ -22,6 +22,8 @@ Member = TypeVar("Member")
 
 _BARRIERS_AT_ONCE = 1_024
 """A client waits at one. To leave very many would hold up others."""
+_DIGITS: Final = 18
+"""A number with so many is surely one of 64 bits."""
 
 
 class Engine(Generic[Member]):
@@ -81,9 +83,13 @@ class Engine(Generic[Member]):
     def add_times(self, key: bytes, amount: int, times: int) -> int | None:
         """Add so many times, and return the last sum; None if one might fail, or would wake somebody.
 
-        The sums before it take no more bytes than it or the old one, and stay within 64 bits if it does.
+        It only counts up, from a number that is far from the limit: the last sum is then the longest one, and
+        if it can be stored, so can those before it.
         """
-        if key in self._awaited:
+        old = self._space.values.get(key)
+        if amount < 0 or key in self._awaited:
+            return None
+        if old is not None and (len(old) > _DIGITS or not old.isdigit()):
             return None
         try:
             return self._space.add(key, amount * times)

@@ -3,7 +3,8 @@
 
 The parser asks here first, where this has been compiled. What is not one of these requests, or is not there
 whole, or is longer than its limit, is left to the parser. Nothing is carried out here: whoever has read a
-request, it goes to the same method of the handler, with the same arguments.
+request, it goes to the same method of the handler, with the same arguments. Only a row of the same ADDs goes
+to a method of its own, `add_times`, if that says that it comes to the same.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -33,7 +34,7 @@ cdef inline void put_number(unsigned char* to, uint64_t number) noexcept:
 
 
 def pack_i64(int64_t number):
-    """As `Struct("<q").pack`."""
+    """As `Struct("<q").pack` does with a number in its range."""
     cdef bytes packed = PyBytes_FromStringAndSize(NULL, 8)
     put_number(<unsigned char*>PyBytes_AS_STRING(packed), <uint64_t>number)
     return packed
@@ -169,7 +170,7 @@ cdef class Hot:
         Returns where the first one begins that it has not carried out, and how many of the replies are not to a
         GET. `carried` says how many requests were no GETs, even if the handler raises. Stops behind a large reply.
         """
-        cdef Py_ssize_t end = PyBytes_GET_SIZE(data), stop, times, others = 0
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(data), stop, times, alone = 0, others = 0
         cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
         cdef bytes reply
         cdef bint is_get
@@ -180,11 +181,13 @@ cdef class Hot:
                 break
             is_get = start[position] == GET
             reply = None
-            if start[position] == ADD:
+            if start[position] == ADD and position >= alone:
                 times = same_ones(start, position, stop, end, pause)
                 if times > 1:
                     reply = self._hand_over_all(handler, start, position, stop, times)
-                    if reply is not None:
+                    if reply is None:
+                        alone = position + times * (stop - position)
+                    else:
                         self.carried += times
                         stop = position + times * (stop - position)
             if reply is None:

@@ -131,9 +131,8 @@ def _add_reasons(evidence: Evidence) -> None:
         for (log, words), reason in evidence.reasons.items():
             seen = [each for each in incident.seen if each.log == log]
             if seen and all(reason.line < each.line for each in seen) and is_missed(words, message):
-                evidence.unknown[reason.text] = Incident(
-                    None, "cause", sightings={reason.writer: reason}, count=1
-                )
+                cause = Incident(None, "cause", sightings={reason.writer: reason}, count=1)
+                evidence.unknown.setdefault(reason.text, cause)
                 incident.role = "wrapper"
                 break
 

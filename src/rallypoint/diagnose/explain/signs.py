@@ -149,9 +149,7 @@ LAST_WORDS: Final = re.compile(
     r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
 )
 """What is said when something ends, good or bad: not good behind a step, in the midst of the work."""
-_ASKED_FOR_CODE: Final = re.compile(r"[$#>%] ?echo \$(?:\?|LASTEXITCODE)$")
-"""A user asks how a command has ended; the shell answers in the next line."""
-_LOADED: Final = re.compile(r"(?i)\b(?:loaded|started|initiali[sz]ed) in \d+(?:\.\d+)? ?s")
+_LOADED: Final = re.compile(r"(?i)\b(?:loaded|started|initiali[sz]ed) in \d+(?:\.\d+)? ?s(?:ec(?:onds)?)?\b")
 _PART: Final = re.compile(r"[\[(]\s*\d+/\s*\d+\b")
 _BEGIN: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|(?:re)?launch(?:ed|ing)|resum(?:ed|ing)|requeue(?:d|ing)?"
@@ -162,8 +160,8 @@ _END: Final = re.compile(
     r"|exit(?:ing|ed normally|s successfully)|terminated normally|ended with 0|executed in \d|waiting for"
     r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|took \d"
     r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"
-    r"|ran \d+ tests?|uploaded|exported|generated|resum(?:ed|ing)|recovered|reconnected|best|early stopping"
-    r"|synced"
+    r"|ran \d+ tests?|uploaded|exported (?:\w+ ){0,2}to|generated|resum(?:ed|ing)|recovered|reconnected"
+    r"|best|early stopping|synced"
     r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
     r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
     r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
@@ -201,7 +199,7 @@ _SHUT: Final = re.compile(
     r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"
     r"|\bfinished server process"
     r"|\bapplication shutdown complete|\bclosing server\b|\bgracefully (?:stopping|exiting|shutting)"
-    r"|\bwaiting for in-flight requests|\btraining stopped\b(?!.{0,9}\b(?:due|because|by|with|unexpected))"
+    r"|\bwaiting for in-flight requests"
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
 _SUCCESS: Final = re.compile(
@@ -261,8 +259,6 @@ def read_signs(lines: Sequence[tuple[int, Line]]) -> tuple[Sign, ...]:
         if kinds == {END} and (_LOADS.search(before) or form_of(line.text) in loaded):
             kinds = frozenset()  # it is only that which is done
             loaded.add(form_of(line.text))
-        if line.text.strip() == "0" and _ASKED_FOR_CODE.search(before):
-            kinds = frozenset([END, SUCCESS, OVER])
         before = line.text or before
         step = (_step_of(line.text) or f"line {number}") if kinds & {STEP, LOAD} else ""
         if not step and line in rhythm:

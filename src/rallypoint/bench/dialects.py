@@ -38,7 +38,7 @@ class Dialect:
         return Exchange(b"\x03" + self._blob(key), self._blob(value))
 
     def exists(self, key: bytes) -> Exchange:
-        """Ask whether a key is there that is."""
+        """Ask whether a key is there. It has to be."""
         return Exchange(b"\x05" + self._counted([self._blob(key)]), b"\x00")
 
     def store(self, key: bytes, value: bytes) -> Exchange:

@@ -49,7 +49,7 @@ _OPTIONS: Final = (
 _HELP: Final = {
     "init": "How long ranks take to come up: simulated ones, and real clients of torch.",
     "barrier": "How long ranks take to pass the barrier of init_process_group.",
-    "ops": "GET, SET and ADD: as many as a server can do, and one at a time.",
+    "ops": "GET, SET, ADD and CHECK: as many as a server can do, and one at a time.",
     "accept": "New clients: beside busy ones, and very many at the same moment.",
     "bulk": "One request with a hundred thousand keys.",
     "wakeup": "Waits: that end for all ranks at once, and that are given up.",

@@ -10,6 +10,7 @@ The way of a log line through the files:
     local_ranks   says which rank of the job a rank within a machine is
     tracebacks    follows the frames of a traceback up to its exception; says which ones are wrappers
     layers        knows what NCCL, CUDA and compilers say before torch raises an exception for it
+    reasons       knows when a program says in passing why it could not have something
     evidence      matches the text with the known causes (knowledge, from causes.toml), and keeps sightings
     suspects      scores a line that nothing matches
     denials       takes out of a line the words of failure that state none

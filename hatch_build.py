@@ -164,7 +164,7 @@ def main(folder: Path) -> None:
     written = [
         Extension(".".join(path.relative_to(SOURCE).with_suffix("").parts), [str(path)])
         for path in sorted((SOURCE / "rallypoint").rglob("*.pyx"))
-        if sys.platform == "linux" or path.parent.name != "loops"  # that is for Linux' events
+        if sys.platform == "linux" or path.parent.name == "wire"  # the others ask Linux
     ]
     extensions += cythonize(written, build_dir=str(folder / "c"), language_level=3)
     build = SideBySide(Distribution({"name": "rallypoint", "ext_modules": extensions}))

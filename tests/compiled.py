@@ -23,7 +23,7 @@ _WHEELS: Final = _PROJECT / "build" / "wheels"
 
 _TESTS: Final = (
     *("compiled", "parser", "session_bytes", "sessions", "engine", "core", "counting", "replay"),
-    *("fuzz", "loops", "named_stores", "serve", "torch_clients"),
+    *("fuzz", "loops", "named_stores", "serve", "socket_owner", "torch_clients"),
 )
 """What the compiled modules do: in bytes, by property, with sockets, for torch's client."""
 _SIMULATIONS: Final = ("simulation", "replicated_simulation")

@@ -486,6 +486,37 @@ def test_adds_in_one_read_are_as_in_reads_of_their_own(
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [
+        get(b"the key"),
+        add(b"the key", 1),
+        add(b"another", 1),
+        counted_request(Op.CHECK, [b"the key"]),
+        request(Op.PING, tail=b"1234"),
+    ],
+)
+@pytest.mark.parametrize("value", [b"7", b"text", b"too much for the room"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_set_and_what_is_behind_it_are_as_in_reads_of_their_own(
+    behind: bytes, value: bytes, waits: bool
+) -> None:
+    """Also where one of the two is refused, and where the SET wakes its own client."""
+    seen = []
+    for apart in (False, True):
+        core = Core(Limits(stored_bytes=20))
+        [client] = connect(core, 1)
+        if waits:
+            client.receive(wait(b"the key"))
+        told = request(Op.SET, b"the key", value)
+        replies, goes_on = receive(client, told if apart else told + behind)
+        if apart and goes_on:
+            more, goes_on = receive(client, behind)
+            replies += more
+        seen.append((replies, goes_on, core.counts()))
+    assert seen[0] == seen[1]
+
+
 def test_histories_do_wake_and_do_break_the_protocol() -> None:
     """The random requests reach what the test above is for: wakes, violations, and cut requests."""
     seen = {"woken": 0, "violations": 0}

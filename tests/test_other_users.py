@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -434,20 +434,6 @@ def test_many_sockets_are_asked_about_at_once(room: int, monkeypatch: pytest.Mon
     assert owners == [*[1_000] * 50, NoUser.UNTOLD, *[1_000] * 49]
 
 
-def test_each_of_many_sockets_has_its_own_owner() -> None:
-    """As the real kernel tells: some of them are closed."""
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener, ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(100)]
-        ends = [(client.getsockname(), listener.getsockname()) for client in clients]
-        for client in clients[::3]:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
-        with SocketTable() as table:
-            owners = table.owners_of(ends)
-    expected = [NoUser.GONE if number % 3 == 0 else os.getuid() for number in range(100)]
-    assert owners == expected
-
-
 def test_a_kernel_without_the_table_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says the same of the table as of a socket that is not there."""
     monkeypatch.setattr(socket_owner, "_DUMP", 0)  # so that this is answered alike
@@ -499,16 +485,6 @@ def test_a_client_that_is_gone_is_refused_only_if_it_has_asked_for_something(
                 guard.check(sock, owner)
                 with suppress(ConnectionError):
                     assert sock.recv(1) == b""
-
-
-def test_a_server_that_has_not_accepted_yet_is_the_user_who_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, SocketTable() as table:
-        with socket.create_connection(listener.getsockname()) as sock:
-            assert table.server_of(sock) == os.getuid()
-        assert table.listener_at(listener.getsockname()) == os.getuid()
-        address = listener.getsockname()
-    with SocketTable() as table:
-        assert table.listener_at(address) is NoUser.GONE
 
 
 # Settings

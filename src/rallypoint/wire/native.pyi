@@ -10,6 +10,7 @@ class Hot:
     sets: int
     adds: int
     checks: int
+    pings: int
     carried: int
     def __init__(self, limits: Limits, large_reply: int) -> None: ...
     def serve_one(self, handler: Handler, data: bytes, /) -> bytes | None: ...

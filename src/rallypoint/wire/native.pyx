@@ -11,12 +11,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp
 
+from rallypoint.errors import ProtocolError
 from rallypoint.wire.opcodes import Op
 
 cdef int SET = Op.SET
 cdef int GET = Op.GET
 cdef int ADD = Op.ADD
 cdef int CHECK = Op.CHECK
+cdef int PING = Op.PING
 
 
 cdef inline uint64_t number_at(const unsigned char* at) noexcept:
@@ -139,13 +141,13 @@ cdef class Keys:
 
 
 cdef class Hot:
-    """GET, SET, ADD, and CHECK of one key, for all connections of a server: limits, and how many there were."""
+    """GET, SET, ADD, CHECK of one key, and PING, for all connections of a server: limits, and how many there were."""
 
-    cdef object _kind, _get, _set, _add, _add_times, _check  # a class of handlers, and its methods
+    cdef object _kind, _get, _set, _add, _add_times, _check, _ping  # a class of handlers, and its methods
     cdef Keys _keys
     cdef uint64_t _key_bytes, _value_bytes, _request_bytes
     cdef Py_ssize_t _large
-    cdef readonly int64_t sets, adds, checks
+    cdef readonly int64_t sets, adds, checks, pings
     cdef readonly Py_ssize_t carried
 
     def __init__(self, limits, Py_ssize_t large_reply):
@@ -157,12 +159,35 @@ cdef class Hot:
         self._large = large_reply
 
     def serve_one(self, handler, bytes data not None):
-        """Have the handler carry out the one request that `data` is, and return the reply; None if it is not."""
-        cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
+        """Have the handler carry out the one request that `data` is, and return the reply; None if it is not.
+
+        There may be a SET before it: no client waits for that. `carried` says how many requests there were.
+        One that the handler refuses is among them, unless it is a GET.
+        """
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(data), first
         cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)
-        if not end or self._end_of(start, 0, end) != end:
+        cdef bytes woken, reply
+        self.carried = 0
+        first = self._end_of(start, 0, end) if end else 0
+        if not first:
             return None
-        return self._hand_over(handler, start, 0, end)
+        if first == end:
+            self.carried = start[0] != GET
+            reply = self._hand_over(handler, start, 0, end)
+            self.carried = 1
+            return reply
+        if start[0] != SET or self._end_of(start, first, end) != end:
+            return None
+        self.carried = 1
+        woken = self._hand_over(handler, start, 0, first)
+        self.carried += start[first] != GET
+        try:
+            reply = self._hand_over(handler, start, first, end)
+        except ProtocolError as error:
+            error.replies = woken + error.replies
+            raise
+        self.carried = 2
+        return woken + reply
 
     def serve(self, handler, bytes data not None, Py_ssize_t position, Py_ssize_t pause, list replies not None):
         """Have the handler carry out the requests that begin at `position` and before `pause`.
@@ -207,10 +232,12 @@ cdef class Hot:
         """Where the request ends that begins there; 0 if it is none of these, is not whole, or breaks a limit."""
         cdef Py_ssize_t stop = begin + 9
         cdef uint64_t length, value
-        cdef int op
+        cdef int op = start[begin]
+        if op == PING:
+            stop = begin + 5
+            return stop if stop <= end and 5 <= self._request_bytes else 0
         if stop > end:
             return 0
-        op = start[begin]
         length = number_at(start + begin + 1)
         if op == CHECK:
             if length != 1 or stop + 8 > end:
@@ -235,7 +262,7 @@ cdef class Hot:
 
     cdef void _meet(self, kind):
         self._get, self._set, self._check = kind.get, kind.set, kind.check
-        self._add, self._add_times = kind.add, kind.add_times
+        self._add, self._add_times, self._ping = kind.add, kind.add_times, kind.ping
         self._kind = kind
 
     cdef bytes _hand_over_all(
@@ -266,6 +293,9 @@ cdef class Hot:
         elif op == CHECK:
             self.checks += 1
             reply = self._check(handler, [self._keys.cut(start, begin + 17, stop)])
+        elif op == PING:
+            self.pings += 1
+            reply = self._ping(handler, cut(start, begin + 1, stop))
         else:
             key = begin + 9 + <Py_ssize_t>number_at(start + begin + 1)
             self.sets += 1

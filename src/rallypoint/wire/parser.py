@@ -72,8 +72,8 @@ class Forms(Generic[HandlerT]):
     def __init__(
         self, limits: Limits, deliveries: Mapping[Op, Deliver[HandlerT]], *, is_prompt: bool = False
     ) -> None:
-        """`is_prompt`: the handlers have methods `get`, `set`, `add`, `add_times` and `check`, which never
-        leave a request with one key unfinished."""
+        """`is_prompt`: the handlers have methods `get`, `set`, `add`, `add_times`, `check` and `ping`, which
+        never leave a request with one key unfinished."""
         self.limits = limits
         self.request_cap = limits.request_bytes
         self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET
@@ -91,7 +91,13 @@ class Forms(Generic[HandlerT]):
         """
         counts = self.repeated.counts()
         if self.hot is not None:
-            for op, count in (Op.SET, self.hot.sets), (Op.ADD, self.hot.adds), (Op.CHECK, self.hot.checks):
+            hot = {
+                Op.SET: self.hot.sets,
+                Op.ADD: self.hot.adds,
+                Op.CHECK: self.hot.checks,
+                Op.PING: self.hot.pings,
+            }
+            for op, count in hot.items():
                 counts[op] = counts.get(op, 0) + count
         for form in self.by_opcode:
             if form is not None and form.count:
@@ -167,11 +173,9 @@ class RequestParser(Generic[HandlerT]):
             if self._hot is not None:
                 try:
                     answer = self._hot.serve_one(self._handler, data)
-                except ProtocolError:
-                    self.operations += data[0] != _GET  # one that is refused counts, unless it is a GET
-                    raise
+                finally:
+                    self.operations += self._hot.carried
                 if answer is not None:
-                    self.operations += 1
                     return answer
             size = len(data)
             if size > 8 and data[0] == _GET:

@@ -75,8 +75,7 @@ class ClientGuard:
         """The users of clients that have just been accepted, each from an address: `check` them."""
         if self._access.insecure or not self._table.is_open:
             return [NoUser.UNTOLD] * len(arrivals)
-        # On Linux, where the table is, a socket that was reset keeps its address.
-        return self._table.owners_of([(address, sock.getsockname()) for sock, address in arrivals])
+        return self._table.clients_of(arrivals)
 
     def check(self, sock: socket.SocketType, owner: Owner) -> None:
         """AccessError if a client of this user may not come in: close it.

@@ -58,13 +58,14 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_token.values())
 
-    def carry_out(self, session: Session) -> Slices:
-        """The batch that a session has begun; returns what is to be sent then."""
-        while not self._step(session):
+    def go_on_with(self, session: Session) -> Slices:
+        """The rest of a batch, behind its first slice; returns what is to be sent then."""
+        yield
+        while not self.step(session):
             yield
         return session.flush()
 
-    def _step(self, session: Session) -> bool:
+    def step(self, session: Session) -> bool:
         """Carry out a slice of a batch; return whether there is none left. If it fails, the session ends."""
         try:
             return session.step()
@@ -90,7 +91,7 @@ class Sessions:
         if self._orphans:
             session = self._orphans.popleft()
             try:
-                if session.connection is None and not self._step(session):
+                if session.connection is None and not self.step(session):
                     self._orphans.append(session)
             except ProtocolError as error:
                 note_error(session.peer, error.message)
@@ -119,7 +120,7 @@ class Sessions:
         keep_ms, taken, known = parse_session(tail)
         limits = self._requests.limits
         session = self._by_token.get(token)
-        while session is not None and not self._step(session):
+        while session is not None and not self.step(session):
             yield
             session = self._by_token.get(token)
         answer = Answer.NEW if session is None else Answer.TAKEN_UP
@@ -247,7 +248,9 @@ class Party(Bearer):
     def batch(self, payload: bytes) -> bytes | None:
         session = self._own_session()
         session.begin_batch(payload)
-        return self.begin(self._sessions.carry_out(session))
+        if self._sessions.step(session):  # nearly always
+            return session.flush()
+        return self.begin(self._sessions.go_on_with(session))
 
     def present(self) -> bytes | None:
         return self.begin(self._own_session().be_present())

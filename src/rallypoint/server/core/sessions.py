@@ -154,9 +154,9 @@ class Session:
         if self._under_way is not None:
             self._batching = True
             try:
-                next(self._under_way)
-            except StopIteration:
-                self._under_way = None
+                # Compiled, to catch a StopIteration takes longer than a request.
+                if next(self._under_way, True):
+                    self._under_way = None
             finally:
                 self._batching = False
         return self._under_way is None

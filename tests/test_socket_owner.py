@@ -33,7 +33,8 @@ def reset(client: socket.socket) -> None:
         pytest.param("::", "::1", marks=IPV6, id="any address of IPv6"),
     ],
 )
-def test_each_of_many_clients_has_its_own_user(listens: str, connects: str) -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["reset later", "reset before they are accepted"])
+def test_each_of_many_clients_has_its_own_user(listens: str, connects: str, first: bool) -> None:
     """Some of them are reset, among others and as all that are asked about at a time."""
     family = socket.AF_INET6 if ":" in listens else socket.AF_INET
     with ExitStack() as stack:
@@ -42,16 +43,40 @@ def test_each_of_many_clients_has_its_own_user(listens: str, connects: str) -> N
         )
         place = connects, listener.getsockname()[1]
         clients = [stack.enter_context(socket.create_connection(place)) for _ in range(120)]
+        gone = {*range(32), *range(32, 96, 3)}
+        for number in gone if first else ():
+            reset(clients[number])
         arrivals = [listener.accept() for _ in clients]
         for sock, _ in arrivals:
             stack.enter_context(sock)
-        gone = {*range(32), *range(32, 96, 3)}
-        for number in gone:
+        for number in () if first else gone:
             reset(clients[number])
         table = stack.enter_context(SocketTable())
         owners = table.clients_of(arrivals)
         assert owners == table.owners_of([(address, sock.getsockname()) for sock, address in arrivals])
     assert owners == [NoUser.GONE if number in gone else os.getuid() for number in range(120)]
+
+
+def test_the_numbers_of_questions_begin_again() -> None:
+    """Or clients would be let in of whom nothing is known, after as many connects as a number has values."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+        for _ in range(70):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        arrivals = [listener.accept() for _ in range(70)]
+        for sock, _ in arrivals:
+            stack.enter_context(sock)
+        table = stack.enter_context(SocketTable())
+        table._number = 2**32 - 10
+        for _ in range(2):
+            assert table.clients_of(arrivals) == [os.getuid()] * 70
+        table._number = 2**32 - 10
+        ends = [(address, sock.getsockname()) for sock, address in arrivals]
+        for _ in range(2):
+            assert table.owners_of(ends) == [os.getuid()] * 70
+        assert table._number < 2**32
+        table._number = 2**32 - 1
+        assert table.can_tell
 
 
 def test_a_server_that_has_not_accepted_yet_is_the_user_who_listens() -> None:

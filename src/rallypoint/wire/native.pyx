@@ -161,8 +161,8 @@ cdef class Hot:
     def serve_one(self, handler, bytes data not None):
         """Have the handler carry out the one request that `data` is, and return the reply; None if it is not.
 
-        There may be a SET before it: no client waits for that. `carried` says how many requests there were.
-        One that the handler refuses is among them, unless it is a GET.
+        There may be a SET before it, as no client waits for a reply to that. `carried` says how many requests there
+        were. One that the handler refuses is among them, unless it is a GET.
         """
         cdef Py_ssize_t end = PyBytes_GET_SIZE(data), first
         cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(data)

@@ -8,7 +8,8 @@ two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
 sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. So is a
-relay's batch. And what all ranks say at a barrier is the same, byte by byte: see `repeated`.
+relay's batch. And what all ranks say at a barrier is the same, byte by byte: see `repeated`. Compiled, so is
+each of the hot requests, also with a SET before it.
 
 A few bytes may ask for much work. So `feed` stops after about `STEPS_AT_ONCE` steps, behind `BYTES_AT_ONCE`
 of whole requests, and when a handler says that a request will take longer (it returns None). It keeps the
@@ -98,7 +99,8 @@ class Forms(Generic[HandlerT]):
                 Op.PING: self.hot.pings,
             }
             for op, count in hot.items():
-                counts[op] = counts.get(op, 0) + count
+                if count:
+                    counts[op] = counts.get(op, 0) + count
         for form in self.by_opcode:
             if form is not None and form.count:
                 counts[form.op] = counts.get(form.op, 0) + form.count

@@ -89,31 +89,31 @@ cdef const unsigned char* MAPPED = b"\0\0\0\0\0\0\0\0\0\0\xff\xff"  # before an 
 def users_at_other_ends(int netlink, uint32_t number, list files not None):
     """The user at the other end of each connected socket; -1 if there is none, None if that is not plain.
 
-    The questions get the numbers behind `number`. There may be 32 files. What is asked and not answered stays so:
-    an answer with another number is passed over.
+    There may be up to 32 files. The questions get the numbers behind `number`. An answer with another number is of
+    a question that was given up, and is passed over.
     """
     cdef Question questions[MOST]
+    cdef Py_ssize_t asked_of[MOST]
     cdef Answer answer
-    cdef Py_ssize_t count = len(files), index = 0, size
+    cdef Py_ssize_t count = len(files), asked = 0, answered = 0, index, size
     cdef list users = [None] * count
     if count > MOST:
         raise ValueError("too many at once")
     memset(questions, 0, sizeof(questions))
     for index in range(count):
-        if not put_question(&questions[index], files[index], number + 1 + index):
-            return users
-    size = count * sizeof(Question)
+        if put_question(&questions[asked], files[index], number + 1 + <uint32_t>asked):
+            asked_of[asked] = index
+            asked += 1
+    size = asked * sizeof(Question)
     if send(netlink, questions, size, 0) != size:
         return users
-    index = 0
-    while index < count:
+    while answered < asked:
         size = recv(netlink, &answer, sizeof(answer), 0)
         if size < <Py_ssize_t>sizeof(nlmsghdr):
             break
-        if answer.head.nlmsg_seq != number + 1 + index:  # of a question that was given up
-            continue
-        users[index] = user_in(&answer, size)
-        index += 1
+        if answer.head.nlmsg_seq == <uint32_t>(number + 1 + <uint32_t>answered):
+            users[asked_of[answered]] = user_in(&answer, size)
+            answered += 1
     return users
 
 

@@ -45,6 +45,8 @@ _DONE: Final = 3
 _LISTEN: Final = 10
 _ALL_STATES: Final = 0xFFFFFFFF
 _NO_COOKIE: Final = 0xFFFFFFFF
+_LAST_NUMBER: Final = 0xFFFFFFFF
+"""Behind it, questions are numbered from 0 again."""
 _TCP: Final = int(socket.IPPROTO_TCP)
 
 _HEAD: Final = struct.Struct("=4xH2xI4x")
@@ -60,7 +62,7 @@ _STATUS: Final = struct.Struct("=i")
 _READ_BYTES: Final = 448
 """More than what is looked at of an answer, and little enough for the interpreter's own memory."""
 _AT_ONCE: Final = 32
-"""So many answers fit into any netlink socket. More at once are hardly quicker."""
+"""So many answers fit into a netlink socket of any usual size. More at once are hardly quicker."""
 
 _HOSTS_KEPT: Final = 1_024
 
@@ -123,7 +125,7 @@ class SocketTable:
             some = arrivals[start : start + _AT_ONCE]
             files = [sock.fileno() for sock, _ in some]
             users = users_at_other_ends(self._netlink.fileno(), self._number, files)
-            self._number += len(some)
+            self._number = self._number + len(some) & _LAST_NUMBER
             for user, (sock, address) in zip(users, some, strict=True):
                 if user is None or (user < 0 and not self._answers):
                     owners.append(self.owner_of(address, sock.getsockname()))
@@ -158,7 +160,7 @@ class SocketTable:
             return [NoUser.UNTOLD] * len(ends)
         try:
             number = self._number + 1
-            questions = [_question(number + index, *each) for index, each in enumerate(ends)]
+            questions = [_question(number + index & _LAST_NUMBER, *each) for index, each in enumerate(ends)]
             return [self._understand(answer) for answer in self._ask(questions)]
         except (OSError, struct.error):
             if len(ends) == 1:
@@ -190,7 +192,7 @@ class SocketTable:
     def _is_there(self) -> bool:
         """Whether this kernel has the table: it says ENOENT as well if it does not."""
         if not self._answers:
-            head = _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, self._number + 1
+            head = _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, self._number + 1 & _LAST_NUMBER
             nothing = _pack_question(*head, socket.AF_INET, _TCP, 0, 0, 0, b"", b"", 0, 0, 0)
             [answer] = self._ask([nothing])
             self._answers = _HEAD.unpack_from(answer)[0] == _DONE and _status(answer) >= 0
@@ -203,12 +205,13 @@ class SocketTable:
         """
         assert self._netlink is not None
         first = self._number + 1
-        self._number += len(questions)
+        self._number = self._number + len(questions) & _LAST_NUMBER
         self._netlink.send(b"".join(questions))
         answers: list[bytes] = []
         while len(answers) < len(questions):
             data = self._netlink.recv(_READ_BYTES)
-            if _HEAD.unpack_from(data)[1] == first + len(answers):  # or it answers one that was given up
+            # Or it answers one that was given up.
+            if _HEAD.unpack_from(data)[1] == first + len(answers) & _LAST_NUMBER:
                 answers.append(data)
         return answers
 

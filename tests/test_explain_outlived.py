@@ -289,6 +289,14 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "INFO: Application startup complete.\nwaiting for requests\n",
         "Loaded in 11.5 seconds\nLoading extension module utils...\n",
     ),
+    "a server of another kind": (
+        "loading\nTensorBoard 2.5.0 at http://node17:6007/ (Press CTRL+C to quit)\n",
+        "loading\nTensorBoard 2.5.0 at http://node17:6007/\n",
+    ),
+    "what pip says of other packages": (
+        "ERROR: pip's dependency resolver does not currently\nSuccessfully installed x\n",
+        "ERROR: Could not build wheels for x, which is required to install pyproject.toml-based projects\n",
+    ),
 }
 
 

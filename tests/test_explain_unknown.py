@@ -44,6 +44,10 @@ _INNERMOST = {
     "lost colours": f"[2m[36m(RayTrainWorker pid=9)[0m {_BANANA}\n",
     "no indentation": 'Traceback (most recent call last):\nFile "/a.py", line 8, in main\n'
     f"fire.Fire(train_from_folder)\n{_BANANA}\n",
+    "no indentation, and no head": "".join(f'File "/a.py", line {n}, in f\nf({n})\n' for n in range(12))
+    + f"{_BANANA}\n",
+    "shown": traceback("triton.compiler.errors.CompilationError: at 9:4:")
+    + '    for n in tl.range(\n    ^\nValueError("the learning rate is a banana")\n',
     "in one line": 'x: Traceback (most recent call last): File "/a.py", line 8, in f raise ValueError(x) '
     f"{_BANANA}\n",
     "in json": '{"trace": "Traceback (most recent call last):\\n  File \\"/a.py\\", line 8, in f\\n    x()\\n'

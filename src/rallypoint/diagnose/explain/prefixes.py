@@ -143,6 +143,8 @@ _BRACKETED: Final = (
 _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
+    # Google Cloud's word for the stream, before nanoseconds: standard error is an ERROR there
+    _rule(r"(?:DEFAULT|INFO|ERROR) (?=[12]\d{3}-[01]\d-[0-3]\dT[\d:]{8}\.\d{9}Z )"),
     # containers' logs, line by line; then Python's logging, with its usual fields behind the time
     _rule(
         rf"(?:\d{{10,19}}[ \t]+)?{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)[ \t](?:(?:stdout|stderr) [FP] )?"
@@ -222,6 +224,7 @@ _FIELD: Final = r"\{.{0,300}?\"(?i:level|levelname|severity|lvl)\": ?\"|.{0,80}?
 _MILD: Final = re.compile(
     r"(?:\S+:\d+: )?(?:\w*Warning|warning): "
     r"|(?:[\w.-]{1,40}: )?\[?(?:DEBUG|INFO|NOTICE|WARN|WARNING)\b[\]:| ]"
+    r"|ERROR: pip's dependency resolver does not "  # it has installed all the same
     r"|(?:\S+ )?NCCL (?:INFO|TRACE)\b"
     rf"|(?:{_FIELD})(?i:debug|info|notice|warn(?:ing)?)\b"
 )

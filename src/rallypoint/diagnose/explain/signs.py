@@ -194,6 +194,7 @@ _VALUE: Final = re.compile(
 IS_READY: Final = re.compile(
     r"(?i)\bapplication startup complete\b|\brunning on (?:\w+ )?(?:url\b|https?:)"
     r"|\bstarted (?:http|grpc)\w*service\b|\bto see the gui go to\b"
+    r"|\b(?:press|use) (?:ctrl|control)[+-]c to (?:quit|stop (?:the|this) server)\b"
 )
 _SHUT: Final = re.compile(
     r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"

@@ -39,6 +39,10 @@ _EXCEPTION: Final = re.compile(
 _ALONE: Final = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\([A-Z]\w*\))?|Exception): ?(?P<message>.*)$"
 )
+# The last line of a message that shows where a kernel could not be compiled: `TypeError("text")`.
+_SHOWN: Final = re.compile(
+    r"(?P<kind>[A-Z]\w*(?:Error|Exception))\((?P<quote>[\"'])(?P<message>.*)(?P=quote),?\)$"
+)
 _FLAT: Final = re.compile(r"(?:\\n|\s)(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ")
 # Errors of argparse, and C++'s last words, are exceptions in all but name.
 _USAGE: Final = re.compile(
@@ -75,6 +79,7 @@ _WRAPPERS: Final = re.compile(
     r"|\w+: process \d+ (?:terminated|exited) with |UnexpectedStatusException"
     r"|Exception: [\"']?\w+(?:Error|Exception)\("
     r"|\w+: .{0,200}\bExecuteUserScriptError"
+    r"|CompilationError: at \d+:\d+:$"
     r"|RuntimeError: Worker failed with error|\w+: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
 # They follow when another process is gone, or when this one was told to end.
@@ -272,6 +277,8 @@ class Traceback:
             self._thrown, self._after = _CXX, _AFTER_LINES
             return raised
         found = _ALONE.match(text) or _USAGE.match(text)
+        if found is None and self._after and self._wrapper is not None:
+            found = _SHOWN.match(text)
         if found is None:
             return None
         raised = Raised(found["kind"], found["message"], None, chained=False)
@@ -325,7 +332,10 @@ class Traceback:
     def _take_end(self, text: str) -> Raised | None:
         found = _EXCEPTION.match(text)
         if found is None or not _is_class(found["kind"]):
-            self._foreign += 1  # another writer's line that does not say whose it is
+            if self._code or self._place is None:
+                self._foreign += 1  # another writer's line that does not say whose it is
+            else:
+                self._code = text.strip()  # of a frame: what gathers logs may cut the indents off
             return None
         place = self._own_place or self._place
         lacks = found["kind"] in _LACKS

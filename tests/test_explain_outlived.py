@@ -289,6 +289,10 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "INFO: Application startup complete.\nwaiting for requests\n",
         "Loaded in 11.5 seconds\nLoading extension module utils...\n",
     ),
+    "a bar that has not moved": (
+        _STEPS + "Testing:  10%|█         | 1/10 [00:01<00:09,  1.01it/s]\n",
+        _STEPS + "Testing:   0%|          | 0/10 [00:00<?, ?it/s]\n",
+    ),
     "a server of another kind": (
         "loading\nTensorBoard 2.5.0 at http://node17:6007/ (Press CTRL+C to quit)\n",
         "loading\nTensorBoard 2.5.0 at http://node17:6007/\n",

@@ -64,6 +64,8 @@ _INFO: Final = ("I", "INFO", "D", "DEBUG")
 _SAYS_INFO: Final = re.compile(r"(?:\S+ )?\[?(?:NCCL )?INFO\b")
 _REPORTS: Final = 3
 """A server may need two reports long for a single step of a large request."""
+_UNMOVED: Final = re.compile(r"(?:\b0it \[00:00, |\b0%\|[^|]*\| *0/\d+ \[00:00<)\?")
+"""A bar that was drawn, and has not moved: a job that stops there has made no step of this part."""
 _TAIL: Final = 15
 _CALM: Final = 3
 """A program whose last words are an exception does not go on with so many others."""
@@ -100,7 +102,7 @@ class Life:
     @property
     def shown(self) -> bool:
         """Whether the log ends with a job at work, or with one that is done."""
-        if self._is_stuck:
+        if self._is_stuck or _UNMOVED.search(self.text):
             return False
         ready = max(self._lines(READY), default=0)
         if any(line > ready for line in self._lines(STEP, UP, OVER)) or (ready and not self._began(ready)):
@@ -126,7 +128,7 @@ class Life:
     def in_the_midst(self) -> bool:
         """Whether the log ends with a step, and with no word of an end after it."""
         steps = self._lines(STEP)
-        if self._is_stuck:
+        if self._is_stuck or _UNMOVED.search(self.text):
             return False
         ends = self._lines(END, OVER, SUCCESS, SHUT)
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)

@@ -15,6 +15,10 @@ pytestmark = pytest.mark.windows
 _BANANA = "ValueError: the learning rate is a banana"
 _MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 _RAISED = traceback(_BANANA)
+_CHAIN = (
+    f"{traceback('OSError: Connection closed by server.')}\nDuring handling of the above exception, another "
+    f"exception occurred:\n\n{traceback('redis.exceptions.ConnectionError: Error while reading')}"
+)
 _STEPS = "step 11 loss 0.5\nstep 12 loss 0.4\n"
 _BAR = "epoch:  20%|##   | 2/10 [00:02<00:08,  1.00s/it]\nbatch:  50%|##   | 5/10 [00:02<00:08,  1.00s/it]\n"
 _THREAD = "Exception in thread Thread-5:\n" + traceback("EOFError").replace("in train", "in _bootstrap_inner")
@@ -292,6 +296,14 @@ _PAIRS: dict[str, tuple[str, ...]] = {
     "a bar that has not moved": (
         _STEPS + "Testing:  10%|█         | 1/10 [00:01<00:09,  1.01it/s]\n",
         _STEPS + "Testing:   0%|          | 0/10 [00:00<?, ?it/s]\n",
+    ),
+    "a model that answers": (
+        "Loading model\nGenerate:0.70s (22.5ms/T = 44.41T/s)\nOutput: three rivers.\n",
+        "Loading model\nOutput: three rivers.\n",
+    ),
+    "a connection that was made again": (
+        f"[2026-11-15 14:36:19,1: WARNING/Main] Connection to broker lost.\n{_CHAIN}succeeded in 36.8s\n",
+        f"[2026-11-15 14:36:19,1: ERROR/Main] Connection to broker lost.\n{_CHAIN}",
     ),
     "a server of another kind": (
         "loading\nTensorBoard 2.5.0 at http://node17:6007/ (Press CTRL+C to quit)\n",

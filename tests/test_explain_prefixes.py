@@ -75,6 +75,8 @@ def _time(line: Line) -> str:
         ("11/15/2026 14:36:19 - INFO - __main__ - bad", None, None, _TIME, "bad"),
         ("ERROR:root:bad", None, None, "", "bad"),
         ("[14:36:19] bad", None, None, _TIME, "bad"),
+        # Celery
+        (f"[{_TIME},123: WARNING/MainProcess] x", None, None, _TIME, "x"),
         # containers, also as Google Cloud gathers them
         ("ERROR 2026-11-15T14:36:19.123456789Z   File", None, None, _TIME, "  File"),
         ("2026-11-15T14:36:19.123456789Z stderr F [rank1]: x", 1, None, _TIME, "x"),

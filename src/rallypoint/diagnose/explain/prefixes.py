@@ -121,6 +121,8 @@ _BRACKETED: Final = (
         record=True,
     ),
     _rule(rf"\[(?:(?P<month>[01]\d)-(?P<day>[0-3]\d) )?{_CLOCK}\] ?", record=True),
+    # Celery
+    _rule(rf"\[{_DATE} {_CLOCK}: {_LEVEL}/[\w-]+\] ", record=True),
     # UCX: its name is kept, which says what failed
     _rule(rf"\[\d{{10}}\.\d+\] \[(?P<host>{_NAME}):(?P<pid>\d+):\d+\] +[\w.]+:\d+ +(?=UCX )", record=True),
     # Ray's C++, SGLang (with its kinds of parallel ranks), NeMo; Slurm's daemons behind their time

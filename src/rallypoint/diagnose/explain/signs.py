@@ -73,7 +73,7 @@ _STEP: Final = re.compile(
     rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"
     rf"|grad[ _]norm|eta|tflops|mfu|pass@\d+|err@\d)\b{_NUMBER}"
     r"|\berr(?:or)?(?: \w{1,20}){0,4}[\s=:]{1,3}\d+(?:\.\d|e-)"
-    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|docs|GB|MB)(?:/s| per second))"
+    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|T|img|images|ex|docs|GB|MB)(?:/s| per second))"
     r"|\d%\|.*\d/\d"
     rf"|{_ANSWER.pattern}"
     r"|\bthroughput\b|\bbandwidth\b"

@@ -78,7 +78,7 @@ def _time(line: Line) -> str:
         # Celery
         (f"[{_TIME},123: WARNING/MainProcess] x", None, None, _TIME, "x"),
         # containers, also as Google Cloud gathers them
-        ("ERROR 2026-11-15T14:36:19.123456789Z   File", None, None, _TIME, "  File"),
+        ("ERROR 2026-11-15T14:36:19.123456789Z KeyError: 1", None, None, _TIME, "KeyError: 1"),
         ("2026-11-15T14:36:19.123456789Z stderr F [rank1]: x", 1, None, _TIME, "x"),
         ("2026-11-15T15:36:19.1+01:00   File", None, None, _TIME, "  File"),
         ("[pod/job-worker-1/pytorch] x", None, "job-worker-1", "", "x"),

@@ -68,6 +68,14 @@ def test_the_innermost_exception_is_the_cause(name: str) -> None:
     assert not any("raise" in suspect.text for suspect in report.suspects)
 
 
+@pytest.mark.parametrize("shown", ["AssertionError()", "IncompatibleTypeErrorImpl('invalid operands')"])
+def test_what_a_compiler_shows_comes_before_what_follows(shown: str) -> None:
+    log = traceback("triton.compiler.errors.CompilationError: at 9:4:") + f"    ^\n{shown}\n{_BANANA}\n"
+    verdict = report_of(log).verdict
+    assert verdict is not None
+    assert verdict.incident.text == shown
+
+
 def test_a_frame_in_a_box_is_a_place() -> None:
     verdict = report_of(_INNERMOST["rich"]).verdict
     assert verdict is not None

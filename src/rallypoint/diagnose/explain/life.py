@@ -66,6 +66,7 @@ _REPORTS: Final = 3
 """A server may need two reports long for a single step of a large request."""
 _UNMOVED: Final = re.compile(r"(?:\b0it \[00:00, |\b0%\|[^|]*\| *0/\d+ \[00:00<)\?")
 """A bar that was drawn, and has not moved: a job that stops there has made no step of this part."""
+_LABEL: Final = re.compile(r"[^:%|\[]*")
 _TAIL: Final = 15
 _CALM: Final = 3
 """A program whose last words are an exception does not go on with so many others."""
@@ -102,7 +103,7 @@ class Life:
     @property
     def shown(self) -> bool:
         """Whether the log ends with a job at work, or with one that is done."""
-        if self._is_stuck or _UNMOVED.search(self.text):
+        if self._is_stuck or self._has_not_moved:
             return False
         ready = max(self._lines(READY), default=0)
         if any(line > ready for line in self._lines(STEP, UP, OVER)) or (ready and not self._began(ready)):
@@ -125,10 +126,18 @@ class Life:
         return sum(number > last_step for number in self._lines(STUCK)) >= _REPORTS
 
     @property
+    def _has_not_moved(self) -> bool:
+        """Whether the last line is a bar that has not moved, of something that was not done before."""
+        if not _UNMOVED.search(self.text) or self._lines(OVER, SUCCESS):
+            return False
+        label = _label(form_of(self.text))
+        return all(_label(sign.form) != label for sign in self.signs if STEP in sign.kinds)
+
+    @property
     def in_the_midst(self) -> bool:
         """Whether the log ends with a step, and with no word of an end after it."""
         steps = self._lines(STEP)
-        if self._is_stuck or _UNMOVED.search(self.text):
+        if self._is_stuck or self._has_not_moved:
             return False
         ends = self._lines(END, OVER, SUCCESS, SHUT)
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
@@ -297,6 +306,12 @@ def _is_plain(line: Line) -> bool:
     own = bool(line.text) and not line.text[0].isspace() and not _SHELL.match(line.text)
     own = own and not _CLOSES.search(line.text)
     return own and (line.severity != MILD or line.level in _INFO or _SAYS_INFO.match(line.text) is not None)
+
+
+def _label(form: str) -> str:
+    """What stands before a bar."""
+    found = _LABEL.match(form)
+    return found[0] if found else ""
 
 
 def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:

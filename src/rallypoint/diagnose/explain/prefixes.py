@@ -121,8 +121,8 @@ _BRACKETED: Final = (
         record=True,
     ),
     _rule(rf"\[(?:(?P<month>[01]\d)-(?P<day>[0-3]\d) )?{_CLOCK}\] ?", record=True),
-    # Celery
-    _rule(rf"\[{_DATE} {_CLOCK}: {_LEVEL}/[\w-]+\] ", record=True),
+    # Celery; what its tasks print is a WARNING there, whatever it says
+    _rule(rf"\[{_DATE} {_CLOCK}: (?:{_LEVEL}/MainProcess|[A-Z]+/[\w-]+)\] ", record=True),
     # UCX: its name is kept, which says what failed
     _rule(rf"\[\d{{10}}\.\d+\] \[(?P<host>{_NAME}):(?P<pid>\d+):\d+\] +[\w.]+:\d+ +(?=UCX )", record=True),
     # Ray's C++, SGLang (with its kinds of parallel ranks), NeMo; Slurm's daemons behind their time
@@ -145,8 +145,12 @@ _BRACKETED: Final = (
 _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
-    # Google Cloud's word for the stream, before nanoseconds: standard error is an ERROR there
-    _rule(r"(?:DEFAULT|INFO|ERROR) (?=[12]\d{3}-[01]\d-[0-3]\dT[\d:]{8}\.\d{9}Z )"),
+    # Google Cloud's word for the stream, before nanoseconds: all that goes to standard error is an ERROR
+    # there, and loses its indents. Other lines keep the word: it may be the service's own.
+    _rule(
+        r"(?:DEFAULT|INFO|ERROR) (?=[12]\d{3}-[01]\d-[0-3]\dT[\d:]{8}\.\d{9}Z "
+        r"(?:\[| *File \"|Traceback |[\w.]*(?:Error|Exception)\b))"
+    ),
     # containers' logs, line by line; then Python's logging, with its usual fields behind the time
     _rule(
         rf"(?:\d{{10,19}}[ \t]+)?{_DATE}T{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)[ \t](?:(?:stdout|stderr) [FP] )?"

@@ -39,7 +39,7 @@ _LOST_ESCAPE: Final = re.compile(rb"(?:\xef\xbf\xbd|\^\[)?\[\d{1,3}(?:;\d{1,3}){
 _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
-    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor|\blost\b"
+    r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
 )
 _RETRIED: Final = re.compile(r"failed with retryable exception\b.{0,200}\b[1-9]\d* retries left")
 _ASIDE: Final = re.compile(
@@ -200,8 +200,7 @@ class _Scanner:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
         state = self._tracebacks.get(line.writer) or Traceback()
         if tracebacks.BEGIN in line.text:
-            state.warned = self._is_warned_of(line) or (state.warned and state.chained)
-            state.aside = self._stands_behind(_ASIDE, 2)
+            state.warned, state.aside = self._is_warned_of(line), self._stands_behind(_ASIDE, 2)
             state.alone = self._stands_behind(_ALONE, 1)
             state.head = self._number - 1 if self._is_heading(line) else 0
         raised = state.take(line.text)

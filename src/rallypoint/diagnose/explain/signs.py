@@ -73,8 +73,8 @@ _STEP: Final = re.compile(
     rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"
     rf"|grad[ _]norm|eta|tflops|mfu|pass@\d+|err@\d)\b{_NUMBER}"
     r"|\berr(?:or)?(?: \w{1,20}){0,4}[\s=:]{1,3}\d+(?:\.\d|e-)"
-    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|T|img|images|ex|docs|GB|MB)(?:/s| per second))"
-    r"|\d%\|.*\d/\d"
+    r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|docs|GB|MB)(?:/s| per second))"
+    r"|\d%\|.*\d/\d|(?-i:\d\.\d+T/s)"
     rf"|{_ANSWER.pattern}"
     r"|\bthroughput\b|\bbandwidth\b"
     r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b|\b(?!0)(?P<of>\d+) ?/ ?(?!(?P=of)\b)\d+ (?:done|finished|completed)\b"
@@ -194,7 +194,7 @@ _VALUE: Final = re.compile(
 IS_READY: Final = re.compile(
     r"(?i)\bapplication startup complete\b|\brunning on (?:\w+ )?(?:url\b|https?:)"
     r"|\bstarted (?:http|grpc)\w*service\b|\bto see the gui go to\b"
-    r"|\b(?:press|use) (?:ctrl|control)[+-]c to (?:quit|stop (?:the|this) server)\b"
+    r"|\buse control-c to stop this server\b"
 )
 _SHUT: Final = re.compile(
     r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"

@@ -41,8 +41,9 @@ _ALONE: Final = re.compile(
 )
 # The last line of a message that shows where a kernel could not be compiled: `TypeError("text")`.
 _SHOWN: Final = re.compile(
-    r"(?P<kind>[A-Z]\w*(?:Error|Exception))\((?P<quote>[\"'])(?P<message>.*)(?P=quote),?\)$"
+    r"(?P<kind>[A-Z]\w*(?:Error|Exception)(?:Impl)?)\((?:(?P<quote>[\"'])(?P<message>.*)(?P=quote),?)?\)$"
 )
+_SHOWS: Final = "CompilationError"
 _FLAT: Final = re.compile(r"(?:\\n|\s)(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ")
 # Errors of argparse, and C++'s last words, are exceptions in all but name.
 _USAGE: Final = re.compile(
@@ -277,11 +278,11 @@ class Traceback:
             self._thrown, self._after = _CXX, _AFTER_LINES
             return raised
         found = _ALONE.match(text) or _USAGE.match(text)
-        if found is None and self._after and self._wrapper is not None:
+        if found is None and self._after and self._wrapper and self._wrapper.name == _SHOWS:
             found = _SHOWN.match(text)
         if found is None:
             return None
-        raised = Raised(found["kind"], found["message"], None, chained=False)
+        raised = Raised(found["kind"], found["message"] or "", None, chained=False)
         if self._after and self._wrapper is not None:
             place, library = self._wrapper.place, self._wrapper.library
             raised = replace(raised, place=place, library=library, within=self._wrapper.kind)

@@ -66,7 +66,7 @@ _REPORTS: Final = 3
 """A server may need two reports long for a single step of a large request."""
 _UNMOVED: Final = re.compile(r"(?:\b0it \[00:00, |\b0%\|[^|]*\| *0/\d+ \[00:00<)\?")
 """A bar that was drawn, and has not moved: a job that stops there has made no step of this part."""
-_LABEL: Final = re.compile(r"[^:%|\[]*")
+_BEHIND_LABEL: Final = re.compile(r"[:%|\[].*")
 _TAIL: Final = 15
 _CALM: Final = 3
 """A program whose last words are an exception does not go on with so many others."""
@@ -130,8 +130,9 @@ class Life:
         """Whether the last line is a bar that has not moved, of something that was not done before."""
         if not _UNMOVED.search(self.text) or self._lines(OVER, SUCCESS):
             return False
-        label = _label(form_of(self.text))
-        return all(_label(sign.form) != label for sign in self.signs if STEP in sign.kinds)
+        forms = [sign.form for sign in self.signs if STEP in sign.kinds]
+        label = _BEHIND_LABEL.sub("", form_of(self.text))
+        return all(_BEHIND_LABEL.sub("", form) != label for form in forms)
 
     @property
     def in_the_midst(self) -> bool:
@@ -306,12 +307,6 @@ def _is_plain(line: Line) -> bool:
     own = bool(line.text) and not line.text[0].isspace() and not _SHELL.match(line.text)
     own = own and not _CLOSES.search(line.text)
     return own and (line.severity != MILD or line.level in _INFO or _SAYS_INFO.match(line.text) is not None)
-
-
-def _label(form: str) -> str:
-    """What stands before a bar."""
-    found = _LABEL.match(form)
-    return found[0] if found else ""
 
 
 def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:

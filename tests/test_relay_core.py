@@ -279,6 +279,17 @@ def test_who_breaks_a_rule_gets_what_it_is_owed_however_its_stream_is_cut() -> N
         assert rank.connection not in relay.core.clients
 
 
+def test_who_is_owed_much_is_read_no_further_whatever_it_asks_for() -> None:
+    """Each BEAT behind a GET is owed a reply, too."""
+    relay = ByHand()
+    (rank,) = relay.desk.open()
+    rank.send(get(b"k") + BEAT * 1_000)
+    assert relay.core.requests.replies_due == 16
+    relay.asked()
+    relay.answer((0, DONE, blob(b"v")))
+    assert rank.take() == blob(b"v") + blob(b"") * 1_000
+
+
 def test_a_wait_that_is_refused_closes_its_client(relay: ByHand) -> None:
     (rank,) = relay.desk.open()
     rank.send(wait(b"w"))

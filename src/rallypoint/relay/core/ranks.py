@@ -18,7 +18,7 @@ from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Pending
 from rallypoint.server.core.outbox import Close, Pause
-from rallypoint.wire.encoding import blob, pack_i64, unpack_i64
+from rallypoint.wire.encoding import EMPTY_BLOB, blob, pack_i64, unpack_i64
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
 from rallypoint.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED, Status
@@ -194,6 +194,10 @@ class Rank(Client):
         else:
             reply = b""
             self._requests.ask(self, op, blobs, tail, self._next_reply())
+        return self._unless_paused(reply)
+
+    def _unless_paused(self, reply: bytes) -> bytes | None:
+        """A reply; or None where nothing more may be read behind its request."""
         return None if self._is_paused and not reply else reply
 
     def open_session(self, token: bytes, tail: bytes) -> bytes | None:
@@ -299,8 +303,8 @@ class Rank(Client):
         self._requests.ask(self, Op.DELETE_KEY, blobs, tail, self._next_reply())
         return b""
 
-    def beat(self) -> bytes:
-        return self._reply_now(super().beat())
+    def beat(self) -> bytes | None:
+        return self._unless_paused(self._reply_now(EMPTY_BLOB))
 
     def look(self, question: bytes) -> bytes | None:
         """What this relay knows; not what the store does."""

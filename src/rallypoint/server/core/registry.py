@@ -259,7 +259,7 @@ class Party(Bearer):
         self._sessions.end(self._own_session())
         return b""
 
-    def beat(self) -> bytes:
+    def beat(self) -> bytes | None:
         return EMPTY_BLOB
 
     def _own_session(self) -> Session:

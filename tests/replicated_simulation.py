@@ -30,6 +30,7 @@ class ReplicatedSimulation(Simulation):
     seconds_each = SECONDS_EACH
     check_every = 150
     plain_share = 0.4
+    _is_audited = False
     sizes: ClassVar = {"small": (5, 5), "medium": (8, 6), "large": (12, 6)}
 
     def _make_store(self) -> Place:
@@ -51,6 +52,8 @@ class ReplicatedSimulation(Simulation):
         return self.cluster.is_at_rest
 
     def replace_ranks(self, count: int) -> None:
+        if self._is_audited:
+            return  # what new ones push behind the audit's pops, nobody would pop
         for _ in range(min(count, _MOST_RANKS - len(self.ranks))):
             self.after(self.rng.randint(1, 200), self._add_rank)
 
@@ -148,6 +151,7 @@ class ReplicatedSimulation(Simulation):
         self.after(self.rng.randint(5, 100), lose)
 
     def _audit_barriers(self) -> None:
+        self._is_audited = True
         if self.cluster.has_lost:  # a leader finds out when it writes, and ends: not in the audit
             probe = self._probe()
             probe.add(self.keys.counters[0], 0)

@@ -13,7 +13,7 @@ from rallypoint.diagnose.explain.evidence import Incident
 from rallypoint.diagnose.explain.explanation import Verdict
 from rallypoint.diagnose.explain.reading import log_of_failure
 from rallypoint.diagnose.explain.stamps import complete_stamp
-from rallypoint.diagnose.explain.words import describe_ranks
+from rallypoint.diagnose.explain.words import as_text, describe_ranks
 from rallypoint.launch.reports import Failure, RankIdentity
 
 pytestmark = pytest.mark.windows
@@ -427,9 +427,10 @@ def test_thousands_of_unknown_exceptions_are_bounded() -> None:
 
 def test_lines_that_look_like_a_cause() -> None:
     report = report_of("fine\nit is a failure, said 3\n[rank2]: FATAL: the frobnicator failed\nerror: x\n")
-    assert (_title(report), _verdict(report).sure) == ("FATAL: the frobnicator failed", "possible")
-    assert _verdict(report).incident.ranks == [2]
-    assert {each.text for each in report.suspects} == {"it is a failure, said 3", "error: x"}
+    first = "FATAL: the frobnicator failed"
+    assert (report.verdict, report.found, report.suspects[0].rank) == (None, True, 2)
+    assert [each.text for each in report.suspects] == [first, "error: x", "it is a failure, said 3"]
+    assert f"  | {first}\n  (rank 2," in as_text(report)
     vague = report_of("fine\nit is a failure, said 3\nwarning: retrying, error\n")
     assert (vague.verdict, vague.found) == (None, True)
     assert [each.text for each in vague.suspects] == ["it is a failure, said 3"]

@@ -58,8 +58,8 @@ class Advice:
     do: tuple[str, ...]
 
 
-def advise(text: str, raised: Raised | None, became: Raised | None) -> Advice:
-    """Advice about the line of a verdict that no entry knows, with its exception if it is one."""
+def advise(text: str, raised: Raised | None = None, became: Raised | None = None) -> Advice:
+    """Advice about a line that no entry knows, with its exception if it is one."""
     parts = [text] if raised is None else [f"{raised.kind}: {raised.message or raised.code}{_hung(raised)}"]
     parts += [f"{became.kind}: {became.message}"] if became is not None else []
     parts += [raised.within, raised.more, raised.library] if raised is not None else []

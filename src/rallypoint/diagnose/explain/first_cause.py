@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rallypoint.diagnose.explain.endings import LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
@@ -49,10 +48,6 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     ]
     verdict = _last_cause(verdicts)
     suspects = _suspects(evidence) if verdict is None or verdict.incident.role != "cause" else []
-    if verdict is None or verdict.incident.role == "wrapper":
-        guess = _guess(suspects, verdict, evidence.sources)
-        suspects = [each for each in suspects if guess is None or each.line != guess.incident.first.line]
-        verdict = guess or verdict
     consequences, others = _sort_rest(serious, verdict) if verdict is not None else ([], [])
     return Explanation(
         verdict,
@@ -209,31 +204,6 @@ def _rank_of(suspect: Suspect, source: Source) -> int | None:
     if suspect.rank is not None or suspect.local_rank is None:
         return suspect.rank
     return source.table.local_ranks.rank_of(suspect.local_rank, None)
-
-
-def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
-    """The first line that states an error, in a log that ended badly, or that ends soon after it.
-
-    Where a process is said to be gone, only a line before that can be why.
-    """
-    gone = wrapper.incident.first if wrapper is not None and wrapper.incident.raised is None else None
-    logs = {source.name: index for index, source in enumerate(sources)}
-    for suspect in sorted(suspects, key=lambda each: (logs[each.log], each.line)):
-        source = sources[logs[suspect.log]]
-        last = source.lines - suspect.line <= LAST_LINES and not _went_by(suspect, source)
-        followed = gone is not None and gone.log == logs[suspect.log] and gone.line < suspect.line
-        if suspect.loud and (source.ended_badly or last) and not followed:
-            seen = Sighting(
-                *(logs[suspect.log], suspect.line, suspect.rank, None, None),
-                exact=False,
-                tries=source.tries.count,
-                text=suspect.text,
-                local=suspect.local_rank,
-            )
-            incident = Incident(None, "cause", sightings={seen.writer: seen}, count=1, guessed=True)
-            attempt = wrapper.attempt if wrapper is not None else 0
-            return Verdict(incident, "none", attempt, any(each.ended_badly for each in sources))
-    return None
 
 
 def _without_context(evidence: Evidence) -> None:

@@ -112,8 +112,8 @@ class Suspects:
                 del self._kept[form]
 
     def best(self) -> list[Suspect]:
-        """The suspects, the highest score first."""
-        return sorted(self._kept.values(), key=lambda each: -each.score)
+        """The suspects: first the lines that state an error, as they came, then the others by their score."""
+        return sorted(self._kept.values(), key=lambda each: (not each.loud, 0 if each.loud else -each.score))
 
 
 def is_loud(text: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from rallypoint.diagnose.explain.advice import advise
 from rallypoint.diagnose.explain.evidence import Incident
 from rallypoint.diagnose.explain.explanation import Explanation, Stop, Verdict
 from rallypoint.diagnose.explain.suspects import Suspect
@@ -110,8 +111,6 @@ def _headline(verdict: Verdict) -> str:
     who = describe_writers(incident)
     if incident.cause is not None:
         return f"{who}: {incident.title}" if who else incident.title
-    if incident.guessed:
-        return f"{who}: this line states an error first" if who else "This line states an error first"
     if incident.role == "wrapper" and incident.raised is None:
         return f"{who}: no more is known than this" if who else "No more is known than this"
     what = "an error that is not known here"
@@ -171,7 +170,8 @@ def _rest_blocks(explanation: Explanation) -> Iterator[list[str]]:
         if explanation.verdict is not None:
             yield ["Lines that look like a cause, and are not known here", *lines]
         else:
-            yield from (lines, _wrapped(_REPORTING))
+            advice = advise(explanation.suspects[0].text)
+            yield from (lines, ["What to do about the first", *_numbered([*advice.do, _REPORTING])])
     sections = (
         ("What followed from that", explanation.consequences),
         ("Also found; it may be a cause of its own", explanation.others),

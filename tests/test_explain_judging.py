@@ -427,13 +427,26 @@ def test_thousands_of_unknown_exceptions_are_bounded() -> None:
 
 def test_lines_that_look_like_a_cause() -> None:
     report = report_of("fine\nit is a failure, said 3\n[rank2]: FATAL: the frobnicator failed\nerror: x\n")
-    first = "FATAL: the frobnicator failed"
-    assert (report.verdict, report.found, report.suspects[0].rank) == (None, True, 2)
-    assert [each.text for each in report.suspects] == [first, "error: x", "it is a failure, said 3"]
-    assert f"  | {first}\n  (rank 2," in as_text(report)
+    assert (_title(report), _verdict(report).sure) == ("FATAL: the frobnicator failed", "possible")
+    assert _verdict(report).incident.ranks == [2]
+    assert {each.text for each in report.suspects} == {"it is a failure, said 3", "error: x"}
+    assert "this line states an error first" in as_text(report)
     vague = report_of("fine\nit is a failure, said 3\nwarning: retrying, error\n")
     assert (vague.verdict, vague.found) == (None, True)
     assert [each.text for each in vague.suspects] == ["it is a failure, said 3"]
+
+
+def test_a_line_that_states_an_error_is_a_verdict_if_a_process_is_gone_after_it() -> None:
+    first, gone = "ERROR: shard 3 has a bad header", "srun: error: n1: task 0: Exited with exit code 1"
+    alone = report_of(f"fine\n{first}\nERROR: cannot go on\n")
+    assert alone.verdict is None
+    assert [each.text for each in alone.suspects] == [first, "ERROR: cannot go on"]
+    assert "What to do about the first" in as_text(alone)
+    assert _title(report_of(f"fine\n{first}\n{gone}\n")) == first
+    assert _title(report_of(f"fine\n{gone}\n{first}\n")) == gone
+    report = report_of(f"fine\nerror: command 'g++' failed with exit code 1\n{first}\n{gone}\n")
+    assert _title(report) == gone
+    assert as_text(report).index(first) < as_text(report).index("What happened")
 
 
 # What `rallypoint run` knows -------------------------------------------------------------------------------

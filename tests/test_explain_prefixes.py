@@ -75,6 +75,12 @@ def _time(line: Line) -> str:
         ("11/15/2026 14:36:19 - INFO - __main__ - bad", None, None, _TIME, "bad"),
         ("ERROR:root:bad", None, None, "", "bad"),
         ("[14:36:19] bad", None, None, _TIME, "bad"),
+        # a date in brackets, before a logger's name and before an exception's
+        (f"[{_TIME}] torch.distributed.x.api: [ERROR] bad", None, None, _TIME, "bad"),
+        (f"[{_TIME}] FileExistsError: bad", None, None, _TIME, "FileExistsError: bad"),
+        # TensorFlow; Slurm's daemon
+        (f"{_TIME}.123456: E tensorflow/core/x_ops.cc:59] bad", None, None, _TIME, "bad"),
+        ("Nov 15 14:36:19.587 4122 slurmstepd   0x4af00: error: bad", None, None, _TIME, "error: bad"),
         # Celery
         (f"[{_TIME},123: WARNING/MainProcess] x", None, None, _TIME, "x"),
         # containers, also as Google Cloud gathers them
@@ -105,6 +111,8 @@ def test_prefixes(raw: str, rank: int | None, host: str | None, time: str, text:
         ("[rank0]:[E1115 14:36:19.123456789 PG.cpp:616] [Rank 0] x", "serious"),
         (f"{_TIME},475 - Tuner - INFO - [rank7]: AssertionError", ""),
         ("[F socket.cpp:922] [c10d] x", "serious"),
+        (f"{_TIME}.123456: F tensorflow/core/x_ops.cc:59] x", "serious"),
+        (f"{_TIME}.123456: E tensorflow/core/x_ops.cc:59] x", ""),
         ("I1115 14:36:19.123000 12345 torch/x/api.py:869] x", "mild"),
         (f"[{_TIME},123] torch.distributed.x.api: [ERROR] x", "serious"),
         (f"[{_TIME},123] [INFO] [logging.py:96:log_dist] [Rank 2] x", "mild"),

@@ -144,12 +144,31 @@ def test_why_something_could_not_be_had_comes_before_that_it_is_needed(reason: s
     assert not report_of(f"{reason}\nstep 1 loss 0.5\nstep 2 loss 0.4\n").found
 
 
-def test_a_compiler_is_heard_if_a_build_failed() -> None:
-    said = "/usr/bin/ld: cannot find -lcuda: No such file or directory\n"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/usr/bin/ld: cannot find -lcuda: No such file or directory\n",
+        "nvcc fatal   : Unsupported gpu architecture 'compute_120'\n",
+        "C:/Temp/tmpz1k8/cuda_utils.c:13: error: include file 'Python.h' not found\n",
+    ],
+)
+def test_a_compiler_is_heard_if_a_build_failed(said: str) -> None:
     build = traceback(
         "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
     )
     assert _told(report_of(said + build)) == (said.strip(), "cause")
+    assert _told(report_of(said + traceback(_BANANA)))[0] == _BANANA
+    alone = report_of(f"building\n{said}error: command 'g++' failed with exit code 1\n")
+    assert (alone.verdict, alone.suspects[0].text) == (None, said.strip())
+
+
+def test_what_loads_a_model_is_heard_if_it_is_not_loaded() -> None:
+    said = "gguf_init_from_file: invalid magic number 67676a74\n"
+    lost = traceback("pydantic.ValidationError: 1 validation error for LlamaCpp")
+    assert (
+        _told(report_of(f"llama_model_loader: loaded meta data with 19 pairs\n{said}{lost}"))[0]
+        == said.strip()
+    )
     assert _told(report_of(said + traceback(_BANANA)))[0] == _BANANA
 
 

@@ -95,7 +95,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 _SAID_OF: Final = (
     "process|workers?|runner|kernel|engine|server|scheduler|trainers?|shard|child|backend|container|program"
-    "|node"
+    "|node|rank"
 )
 _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)

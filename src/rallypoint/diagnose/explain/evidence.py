@@ -81,6 +81,8 @@ class Incident:
     count: int = 0
     ending: str = ""
     """How a process ended, if it is about no more than that: `SIGBUS`, `exit code 1`."""
+    guessed: bool = False
+    """Whether it is only a line that looks like a cause."""
 
     @property
     def seen(self) -> ValuesView[Sighting]:

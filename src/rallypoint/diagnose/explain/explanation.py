@@ -29,7 +29,7 @@ class Verdict:
     def sure(self) -> str:
         """certain, likely or possible."""
         incident = self.incident
-        if not self.shown or incident.role == "wrapper":
+        if not self.shown or incident.guessed or incident.role == "wrapper":
             return SURENESS[0]
         level = SURENESS.index(incident.cause.sure if incident.cause is not None else "likely")
         less = 0 if self.order == "torchrun" else TIERS[incident.role] + _LESS_SURE.get(self.order, 0)
@@ -40,7 +40,8 @@ class Verdict:
         """Why it is as sure as that."""
         order = _ORDERS[self.order]
         place = order if self.order == "torchrun" else _ROLES.get(self.incident.role, order)
-        return (self._meaning, place) if self.shown else (self._meaning, place, _NOT_SHOWN)
+        reasons = (_GUESSED,) if self.incident.guessed else (self._meaning, place)
+        return reasons if self.shown else (*reasons, _NOT_SHOWN)
 
     @property
     def _meaning(self) -> str:
@@ -57,6 +58,7 @@ MEANINGS: Final = {
     "likely": "these words mostly mean this",
     "possible": "these words can mean other things as well",
 }
+_GUESSED: Final = "no error in the log is known here; this is the first line that states one"
 _CLEAR: Final = "what these words mean is clear"
 _ROLES: Final = {
     "symptom": "but it is the consequence of something that the log does not tell",

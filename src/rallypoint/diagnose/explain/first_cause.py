@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rallypoint.diagnose.explain.endings import LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
@@ -25,7 +26,7 @@ from rallypoint.diagnose.explain.order import date, limited, precedes
 from rallypoint.diagnose.explain.reasons import is_missed
 from rallypoint.diagnose.explain.signs import DUE_WORK
 from rallypoint.diagnose.explain.stopping import find_midst, find_standstill, find_stop
-from rallypoint.diagnose.explain.suspects import Suspect
+from rallypoint.diagnose.explain.suspects import Suspect, is_fatal, says_a_command_failed
 
 _MOST_NAMED: Final = 3
 
@@ -48,6 +49,10 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     ]
     verdict = _last_cause(verdicts)
     suspects = _suspects(evidence) if verdict is None or verdict.incident.role != "cause" else []
+    if verdict is None or verdict.incident.role == "wrapper":
+        guess = _guess(suspects, verdict, evidence.sources)
+        suspects = [each for each in suspects if guess is None or each.line != guess.incident.first.line]
+        verdict = guess or verdict
     consequences, others = _sort_rest(serious, verdict) if verdict is not None else ([], [])
     return Explanation(
         verdict,
@@ -204,6 +209,35 @@ def _rank_of(suspect: Suspect, source: Source) -> int | None:
     if suspect.rank is not None or suspect.local_rank is None:
         return suspect.rank
     return source.table.local_ranks.rank_of(suspect.local_rank, None)
+
+
+def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
+    """The first line that states an error, if it is a fatal one, or if a process is said to be gone after it.
+
+    Any other line that states an error may be of no consequence. One that only says that a command failed
+    is no guess, and what stands behind it followed.
+    """
+    gone = wrapper.incident.first if wrapper is not None and wrapper.incident.raised is None else None
+    logs = {source.name: index for index, source in enumerate(sources)}
+    first = next((each for each in suspects if each.loud), None)
+    if first is None or says_a_command_failed(first.text):
+        return None
+    log = logs[first.log]
+    source = sources[log]
+    is_last = source.lines - first.line <= LAST_LINES and not _went_by(first, source)
+    is_why = gone is not None and gone.log == log and first.line < gone.line
+    if not is_why and not (is_fatal(first.text) and (source.ended_badly or is_last)):
+        return None
+    seen = Sighting(
+        *(log, first.line, first.rank, None, None),
+        exact=False,
+        tries=source.tries.count,
+        text=first.text,
+        local=first.local_rank,
+    )
+    incident = Incident(None, "cause", sightings={seen.writer: seen}, count=1, guessed=True)
+    attempt = wrapper.attempt if wrapper is not None else 0
+    return Verdict(incident, "none", attempt, any(each.ended_badly for each in sources))
 
 
 def _without_context(evidence: Evidence) -> None:

@@ -69,17 +69,25 @@ LAYERS: Final = (
         re.compile(r"(?P<text>^(?:\[PID: \d+\] [\d:.-]+ )?(?:\w+\()?E[A-Z]\d{4}\b.+|\|CCL_ERROR\|.+)"),
         re.compile("HCCL error|hccl api|oneCCL:"),
     ),
+    # llama.cpp: the line of the loader; what follows only says that no model was loaded
+    Layer(
+        "",
+        ("gguf_init_from_file", "llama_model_load", "error loading model"),
+        re.compile(r"(?P<text>^(?:gguf_init_from_file|llama_model_load\w*|error loading model)\w*: .+)"),
+        re.compile(r"(?i)(?:could not|failed to) load (?:llama )?model|validation error for LlamaCpp"),
+        re.compile(r"failed to load model|loaded meta data|: -|: loading|^llama_model_loader: "),
+    ),
     # compilers and linkers, which torch and Triton start while a job runs
     Layer(
         "",
-        (": error:", ": fatal error:", "ld: cannot find"),
+        (": error:", ": fatal error", "ld: cannot find", "nvcc fatal", "ptxas fatal"),
         re.compile(
-            r"(?P<text>^[^\s:]{1,300}:\d+(?::\d+)?: (?:fatal )?error: |^[^\s:]{1,300}\(\d+\): error: "
-            r"|^\S{0,300}\bld: cannot find )"
+            r"(?P<text>^ {0,8}(?:[A-Za-z]:)?[^\s:]{1,300}(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:? "
+            r"|^ {0,8}\S{0,300}\bld: cannot find |^ {0,8}(?:nvcc|ptxas) fatal +: |^ {0,8}LINK : fatal error )"
         ),
         re.compile(
             r"Error building extension|BackendCompilerFailed|cannot open shared object file"
-            r"|Command '?\[?'?[^'\s]{0,200}(?:ninja|cc|gcc|g\+\+|c\+\+|clang|nvcc)\b"
+            r"|Command '?\[?'?[^'\s]{0,200}(?:ninja|cc|gcc|g\+\+|c\+\+|clang|nvcc|tcc)(?:\.exe)?\b"
         ),
     ),
 )

@@ -116,7 +116,9 @@ _BRACKETED: Final = (
     _rule(rf"\[{_LETTER} [\w./\\-]+\.\w+:\d+\] ?(?:\[c10d[^\]]*\] ?)?", record=True),
     # torchrun before 2.2, DeepSpeed, NCCL: a date in brackets
     _rule(
-        rf"\[{_DATE}[ T]{_CLOCK}{_ZONE}\] ?(?:[\w.]+: )?(?:\[{_LEVEL}\] ?)?"
+        rf"\[{_DATE}[ T]{_CLOCK}{_ZONE}\] ?"
+        r"(?:(?![\w.]*(?:Error|Exception|Exit|Interrupt|[Ww]arning)\b)[\w.]+: )?"  # a logger, no exception
+        rf"(?:\[{_LEVEL}\] ?)?"
         r"(?:\[[\w./-]+\.py:\d+(?::\w+)?\] ?)?(?:\[Rank (?P<rank>\d+)\] ?)?",
         record=True,
     ),
@@ -145,6 +147,8 @@ _BRACKETED: Final = (
 _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
+    # TensorFlow and XLA; many an E of theirs is none
+    _rule(rf"{_DATE} {_CLOCK}: (?:(?P<level>[IWF])|E) [\w./-]+\.\w+:\d+\] ", record=True),
     # Google Cloud's word for the stream, before nanoseconds: all that goes to standard error is an ERROR
     # there, and loses its indents. Other lines keep the word: it may be the service's own.
     _rule(
@@ -200,6 +204,8 @@ _PLAIN: Final = (
         r" (?:kernel: |[\w./-]+\[\d+\]: )",
         record=True,
     ),
+    # Slurm's daemons with their thread
+    _rule(rf"{_MONTH} +(?P<day>[0-3]?\d) {_CLOCK} \d+ slurmstepd +0x[\da-f]+: (?=error: )", record=True),
     # our own: rallypoint run, at the end of a failed job
     _rule(
         r"(?:rallypoint: )?(?:on another machine: )?rank (?P<rank>\d+)"
@@ -241,7 +247,7 @@ _SERIOUS: Final = re.compile(
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
     r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to"
-    r"|skipp(?:ed|ing)|continuing|trying (?:again|another|the next|next|port \d)"
+    r"|skipp(?:ed|ing)|continuing|resorting to|trying (?:again|another|the next|next|port \d)"
     r"|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
 )
 

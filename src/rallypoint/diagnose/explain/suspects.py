@@ -26,6 +26,7 @@ _WORDS: Final = (
     ),
     (r"\bfailed\b|\bfailure\b(?! rate)", 3),
     (r"\bcannot\b|\bunable to\b|\bcould not\b", 2),
+    (r"\bld: cannot find\b", 3),
     (r"\brefused\b|\bdenied\b|\binvalid\b", 2),
     (r"\btimed out\b|\btimeout\b", 2),
     (r"\bwarn(?:ing)?\b|\bretry(?:ing)?\b", -3),
@@ -61,8 +62,17 @@ _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
 # A line that states an error, and not one that talks of errors.
 _LOUD: Final = re.compile(
-    r"(?i)(?:\W*|(?:\[[\w. -]{1,30}\] ?){1,3}\[(?=FATAL|CRITICAL)|[\w./@ -]{0,40}: |UCX +)"
-    r"(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[]: ]"
+    r"(?i)(?:\W*|(?:\[[\w. -]{1,30}\] ?){1,3}\[(?=FATAL|CRITICAL)|[\w./@ -]{0,40}: |UCX +"
+    r"| {0,8}(?:[a-z]:)?[^\s:]{1,200}(?::\d+(?::\d+)?|\(\d+\)): | {0,8}(?:nvcc|ptxas) )"
+    r"(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[]: ]| {0,8}\S{0,200}\bld: cannot find "
+)
+_FATAL: Final = re.compile(
+    r"(?:\[[\w. -]{1,30}\] ?){0,3}[\w./@ :-]{0,40}\[?(?:FATAL|CRITICAL|[Ff]atal error)\b"
+)
+# The report of one who started something: why it failed stands before, if anywhere.
+_COMMAND: Final = re.compile(
+    r"(?i)\b(?:sub)?command\b.{0,300}\b(?:failed|returned|exited)\b|\bsubprocess-exited\b|\bld returned \d"
+    r"|\bfailed (?:to compile|to build|building)\b|\bCANCELLED AT\b"
 )
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -119,6 +129,16 @@ class Suspects:
 def is_loud(text: str) -> bool:
     """Whether a line states an error by its first words."""
     return _LOUD.match(text) is not None
+
+
+def is_fatal(text: str) -> bool:
+    """Whether a line states an error after which its program does not go on."""
+    return _FATAL.match(text) is not None
+
+
+def says_a_command_failed(text: str) -> bool:
+    """Whether a line only reports the end of something that said itself what was wrong."""
+    return _COMMAND.search(text) is not None
 
 
 def is_played_down(text: str) -> bool:

@@ -78,6 +78,10 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
     verdict = explanation.verdict
     if verdict is None:
         yield _nothing(explanation)
+        if explanation.suspects:
+            advice = advise(explanation.suspects[0].text)
+            yield _suspect_lines(explanation)
+            yield ["What to do about the first", *_numbered([*advice.do, _REPORTING])]
         if explanation.stop is not None and explanation.stop.advice and not explanation.suspects:
             yield ["What it may be", *_prose(explanation.stop.advice.why, "  ")]
             yield ["What to do", *_numbered(explanation.stop.advice.do)]
@@ -88,6 +92,8 @@ def _verdict_blocks(explanation: Explanation) -> Iterator[list[str]]:
         return
     incident = verdict.incident
     yield [*_wrapped(_headline(verdict)), *_quote(incident, explanation)]
+    if explanation.suspects:
+        yield ["Lines that look like a cause, and are not known here", *_suspect_lines(explanation)]
     if incident.what:
         yield ["What happened", *_prose(incident.what, "  ")]
     yield ["Why" if incident.cause is not None else "What it may be", *_prose(incident.why, "  ")]
@@ -111,6 +117,8 @@ def _headline(verdict: Verdict) -> str:
     who = describe_writers(incident)
     if incident.cause is not None:
         return f"{who}: {incident.title}" if who else incident.title
+    if incident.guessed:
+        return f"{who}: this line states an error first" if who else "This line states an error first"
     if incident.role == "wrapper" and incident.raised is None:
         return f"{who}: no more is known than this" if who else "No more is known than this"
     what = "an error that is not known here"
@@ -165,13 +173,6 @@ def _nothing(explanation: Explanation) -> list[str]:
 
 
 def _rest_blocks(explanation: Explanation) -> Iterator[list[str]]:
-    if explanation.suspects:
-        lines = [line for each in explanation.suspects for line in _suspect(each)]
-        if explanation.verdict is not None:
-            yield ["Lines that look like a cause, and are not known here", *lines]
-        else:
-            advice = advise(explanation.suspects[0].text)
-            yield from (lines, ["What to do about the first", *_numbered([*advice.do, _REPORTING])])
     sections = (
         ("What followed from that", explanation.consequences),
         ("Also found; it may be a cause of its own", explanation.others),
@@ -208,6 +209,10 @@ def _who_and_how_often(incident: Incident) -> str:
 
 def _with(title: str, who: str) -> str:
     return f"{title} ({who})" if who else title
+
+
+def _suspect_lines(explanation: Explanation) -> list[str]:
+    return [line for each in explanation.suspects for line in _suspect(each)]
 
 
 def _suspect(suspect: Suspect) -> list[str]:

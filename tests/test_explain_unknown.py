@@ -172,6 +172,21 @@ def test_what_loads_a_model_is_heard_if_it_is_not_loaded() -> None:
     assert _told(report_of(said + traceback(_BANANA)))[0] == _BANANA
 
 
+@pytest.mark.parametrize(
+    "panic",
+    [
+        "thread 'main' panicked at 'no nccl here', src/mod.rs:11:5\n",
+        "thread 'main' (1) panicked at src/mod.rs:11:5:\nno nccl here\n",
+    ],
+)
+def test_a_panic_is_an_exception(panic: str) -> None:
+    report = report_of(f"{panic}note: run with `RUST_BACKTRACE=1`\nserver-1 exited with code 101\n")
+    assert _told(report) == ("Rust panic: no nccl here", "cause")
+    assert "at src/mod.rs, line 11" in words.as_text(report)
+    served = 'INFO: 10.0.0.1:3 - "POST /generate HTTP/1.1" 200 OK\n' * 3
+    assert not report_of(f"ready\n{panic.replace('main', 'worker-3')}{served}").found
+
+
 # Endings ---------------------------------------------------------------------------------------------------
 
 

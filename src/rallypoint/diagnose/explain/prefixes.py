@@ -218,7 +218,9 @@ _LABEL: Final = _rule(
     rf"(?: *(?P<rank>\d{{1,6}})|(?P<host>[a-z]{_NAME}|\d+(?:\.\d+){{3}})): |[a-z][\w.-]{{0,62}} +\| |[>│] ",
     weak_rank=True,
 )
-_AFTER_LABEL: Final = re.compile(r"Traceback \(most recent call last\):|  File \"|ssh: |bash: ")
+_AFTER_LABEL: Final = re.compile(
+    r"Traceback \(most recent call last\):|  File \"|ssh: |bash: |thread '.{0,80} panicked "
+)
 # Ray says the same of many processes once.
 _REPEATED: Final = re.compile(r" \[repeated \d+x across cluster\].{0,200}$")
 

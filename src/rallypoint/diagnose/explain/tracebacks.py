@@ -17,7 +17,7 @@ from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
 IGNORED: Final = "Exception ignored in"
-MARKS: Final = (BEGIN, 'File "', IGNORED, "what():")
+MARKS: Final = (BEGIN, 'File "', IGNORED, "what():", "panicked at ")
 """A line with one of these opens something; a frame does so without a head, too."""
 _HANDLING: Final = "During handling of the above exception, another exception occurred"
 _CHAINED: Final = (
@@ -53,6 +53,12 @@ _USAGE: Final = re.compile(
 _THROWN: Final = re.compile(r"\s*what\(\): +(?P<message>.*)")
 _THROWS: Final = re.compile(r"terminate called after throwing an instance of '(?P<kind>[^']+)'")
 _CXX: Final = "C++ exception"
+# Rust's, with its message in the line or, today, in the next one.
+_PANICKED: Final = re.compile(
+    r"thread '(?P<thread>[^']{0,80})'(?: \(\d+\))? panicked at (?:'(?P<message>.*)', )?"
+    r"(?P<file>[^\s:]+):(?P<line>\d+):\d+:?$"
+)
+_PANIC: Final = "Rust panic"
 _ENDS_OF_NAMES: Final = ("Error", "error", "Exception", "Timeout", "timeout")
 _CAPITALS: Final = re.compile(r"[^A-Z]*[A-Z][^a-z]*[a-z][^A-Z]*[A-Z]")
 _LIBRARIES: Final = re.compile(
@@ -216,6 +222,7 @@ class Traceback:
         self._lacked = False
         """Whether the exception before it is a module that could not be imported."""
         self._thrown = _CXX
+        self._panicked: re.Match[str] | None = None
         self.head = 0
         """The number of the line that announces it."""
         self.aside = False
@@ -269,6 +276,14 @@ class Traceback:
                 self._handling = text.startswith(_HANDLING)
         if _BOX.match(text):
             self.frame = True  # source code, in a box whose head was cut off
+            return None
+        if (found := self._panicked) is not None:
+            self._panicked, self._after = None, _AFTER_LINES
+            return _panic(found, text.strip())
+        if found := _PANICKED.match(text):
+            if found["message"]:
+                return _panic(found, found["message"])
+            self._panicked, self._after = found, max(self._after, 1)
             return None
         if found := _THROWS.match(text):
             self._thrown, self._after = found["kind"], max(self._after, 1)
@@ -359,6 +374,12 @@ class Traceback:
         self._body, self._after, self._chained = False, _AFTER_LINES, False
         self._wrapper = raised if raised.is_wrapper else None
         return raised
+
+
+def _panic(found: re.Match[str], message: str) -> Raised:
+    """A server outlives the panics of its other threads."""
+    place = Frame(found["file"], int(found["line"]), "")
+    return Raised(_PANIC, message, place, chained=False, aside=found["thread"] != "main")
 
 
 def _flat(text: str) -> Raised | None:

@@ -16,10 +16,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -47,10 +45,10 @@ from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, pa
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
 from rallypoint.launch.health import why_unfit
-from rallypoint.launch.options import BACKEND, parse_ports, parse_seconds
+from rallypoint.launch.options import BACKEND
 from rallypoint.launch.rendezvous.bequest import Bequest
 from rallypoint.launch.rendezvous.digest import Seat
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
@@ -58,13 +56,12 @@ from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall, planned
+from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
-from rallypoint.relay.head import parse_workers
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.guard.secret import job_secret, take_secret
-from rallypoint.server.loops.backend import parse_switch
-from rallypoint.server.process.binding import ANY_PORT, is_this_machine
+from rallypoint.server.process.binding import is_this_machine
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.tcp import TCPStore
@@ -411,89 +408,6 @@ def _recent_failures() -> list[reports.Failure]:
 def _is_no_consequence(record: logging.LogRecord) -> bool:
     """Whether a line of torch's agent is news where the store is gone: its traceback of the end is not."""
     return not str(record.msg).startswith("Error waiting on exit barrier")
-
-
-# What --rdzv-conf may say -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Conf:
-    """The settings of one agent's rendezvous."""
-
-    times: MeetingTimes = field(default_factory=MeetingTimes)
-    rank: int = -1
-    """The machine's rank, if it asks for one."""
-    is_host: bool | None = None
-    """Whether this machine holds the meeting place; None: if the endpoint names it."""
-    relay: bool | None = None
-    """Whether this machine's workers share a relay; None: if there are other machines."""
-    workers: int | None = None
-    """How many processes the job's store has besides its first one; None: as many as it needs."""
-    ports: range = ANY_PORT
-    """Which ports it may open to other machines, besides the endpoint's."""
-    spares: int = 0
-    """How many machines more than a round takes are to wait for the place of one that is lost."""
-    health: str = "auto"
-
-    @property
-    def examination(self) -> str:
-        """What a machine examines of itself before it takes part."""
-        return self.health if self.health != "auto" else "quick" if self.spares else "off"
-
-    @staticmethod
-    def parse(config: Mapping[str, Any]) -> Conf:
-        """The pairs of `--rdzv-conf`. UsageError for a value that cannot be; an unknown name is a warning."""
-        times: dict[str, Any] = {}
-        others: dict[str, Any] = {}
-        for name, value in config.items():
-            if name in _SETTINGS:
-                key, parse, hint = _SETTINGS[name]
-                text = str(value).strip()
-                try:
-                    (others if name in _NOT_TIMES else times)[key] = parse(text)
-                except (ValueError, KeyError):
-                    raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint=hint) from None
-            elif name not in _THEIRS:
-                near = get_close_matches(name, _SETTINGS, 1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                logger.warning(
-                    "--rdzv-conf has %r, which the rallypoint backend does not know%s", name, meant
-                )
-        return Conf(MeetingTimes(**times), **others)
-
-
-# torchrun puts a time-out in for its static backend; the others are about torch's own store.
-_THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
-
-_SECONDS = (parse_seconds, "write a positive number of seconds")
-_NUMBER = "write a number"
-_HEALTH = ("auto", "off", *EXAMINATIONS)
-
-_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range", "spares", "health")
-
-_SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "join_timeout": ("join", *_SECONDS),
-    "last_call_timeout": ("last_call", *_SECONDS),
-    "close_timeout": ("close", *_SECONDS),
-    "keep_alive_interval": ("beat", *_SECONDS),
-    "keep_alive_max_attempt": ("beats_missed", lambda text: max(int(text), 1), _NUMBER),
-    "rank": ("rank", int, _NUMBER),
-    "is_host": ("is_host", lambda text: parse_switch(text, "it"), "write one of 0, 1, true, false, on, off"),
-    "workers": (
-        "workers",
-        lambda text: parse_workers(text, "it"),
-        "write a number to 64, or auto; 0 on Windows",
-    ),
-    "port_range": ("ports", parse_ports, "write FIRST-LAST, such as 29600-29699"),
-    "spares": ("spares", lambda text: max(int(text), 0), _NUMBER),
-    "health": (
-        "health",
-        dict(zip(_HEALTH, _HEALTH, strict=True)).__getitem__,
-        f"write one of {', '.join(_HEALTH)}",
-    ),
-    "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
-}
-"""The field of `Conf` or of its times, what reads it, and what to write."""
 
 
 _ERRORS: tuple[tuple[type[RallypointError], Any], ...] = (

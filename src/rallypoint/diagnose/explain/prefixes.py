@@ -148,7 +148,7 @@ _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
     # TensorFlow and XLA; many an E of theirs is none
-    _rule(rf"{_DATE} {_CLOCK}: (?:(?P<level>[IWF])|E) [\w./-]+\.\w+:\d+\] ", record=True),
+    _rule(rf"{_DATE} {_CLOCK}: (?:(?P<level>[IWF])|E) +(?:\d+ )?[\w./-]+\.\w+:\d+\] ", record=True),
     # Google Cloud's word for the stream, before nanoseconds: all that goes to standard error is an ERROR
     # there, and loses its indents. Other lines keep the word: it may be the service's own.
     _rule(
@@ -250,7 +250,7 @@ _SERIOUS: Final = re.compile(
 _HANDLED: Final = re.compile(
     r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to"
     r"|skipp(?:ed|ing)|continuing|resorting to|trying (?:again|another|the next|next|port \d)"
-    r"|starting (?:fresh|from scratch)|(?<=[,;] )using \w)\b"
+    r"|starting (?:fresh|from scratch)|(?<=[,;] )(?:using \w|will (?:use|try|dispatch|skip|go on)))\b"
 )
 
 

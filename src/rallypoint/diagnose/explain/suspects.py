@@ -62,7 +62,7 @@ _MOST: Final = 5
 _MOST_FORMS: Final = 10_000
 # A line that states an error, and not one that talks of errors.
 _LOUD: Final = re.compile(
-    r"(?i)(?:\W*|(?:\[[\w. -]{1,30}\] ?){1,3}\[(?=FATAL|CRITICAL)|[\w./@ -]{0,40}: |UCX +"
+    r"(?i)(?:\W*|(?:\[[\w. -]{1,30}\] ?){1,3}\[(?=FATAL|CRITICAL|ERROR)|[\w./@ -]{0,40}: |UCX +"
     r"| {0,8}(?:[a-z]:)?[^\s:]{1,200}(?::\d+(?::\d+)?|\(\d+\)): | {0,8}(?:nvcc|ptxas) )"
     r"(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[]: ]| {0,8}\S{0,200}\bld: cannot find "
 )

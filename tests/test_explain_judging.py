@@ -444,6 +444,10 @@ def test_a_line_that_states_an_error_is_a_verdict_if_a_process_is_gone_after_it(
     assert "What to do about the first" in as_text(alone)
     assert _title(report_of(f"fine\n{first}\n{gone}\n")) == first
     assert _title(report_of(f"fine\n{gone}\n{first}\n")) == gone
+    assert _title(report_of(f"fine\n{gone}\nFATAL: the clean-up failed\n")) == gone
+    steps = "".join(f"step {number} loss 0.{number}\n" for number in range(10, 40))
+    assert _title(report_of(f"{first}\n{steps}{gone}\n")) == gone
+    assert report_of("fine\nERROR: a non-fatal error of the preview\n").verdict is None
     report = report_of(f"fine\nerror: command 'g++' failed with exit code 1\n{first}\n{gone}\n")
     assert _title(report) == gone
     assert as_text(report).index(first) < as_text(report).index("What happened")

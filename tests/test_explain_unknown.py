@@ -165,11 +165,16 @@ def test_a_compiler_is_heard_if_a_build_failed(said: str) -> None:
 def test_what_loads_a_model_is_heard_if_it_is_not_loaded() -> None:
     said = "gguf_init_from_file: invalid magic number 67676a74\n"
     lost = traceback("pydantic.ValidationError: 1 validation error for LlamaCpp")
-    assert (
-        _told(report_of(f"llama_model_loader: loaded meta data with 19 pairs\n{said}{lost}"))[0]
-        == said.strip()
-    )
+    loader = "llama_model_loader: loaded meta data with 19 pairs\n"
+    assert _told(report_of(loader + said + lost))[0] == said.strip()
     assert _told(report_of(said + traceback(_BANANA)))[0] == _BANANA
+    fine = "llama_model_load_from_file_impl: using device CUDA0 (a GPU) - 23306 MiB free\n"
+    assert _told(report_of(fine + lost))[0].startswith("pydantic")
+
+
+def test_a_line_of_tensorflow_is_no_warning_of_what_follows() -> None:
+    line = "2024-05-01 10:00:01.123456: W tensorflow/utils/py_utils.cc:38] Could not find TensorRT\n"
+    assert _told(report_of(line + traceback(_BANANA))) == (_BANANA, "cause")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,11 @@ def test_a_panic_is_an_exception(panic: str) -> None:
     assert "at src/mod.rs, line 11" in words.as_text(report)
     served = 'INFO: 10.0.0.1:3 - "POST /generate HTTP/1.1" 200 OK\n' * 3
     assert not report_of(f"ready\n{panic.replace('main', 'worker-3')}{served}").found
+
+
+def test_a_metric_is_no_exception() -> None:
+    log = "".join(f"[2026-11-18 10:00:0{number}] TestError: 0.341{number}\n" for number in range(1, 5))
+    assert not report_of(log).found
 
 
 # Endings ---------------------------------------------------------------------------------------------------

@@ -95,14 +95,14 @@ def _any_of(texts: Iterable[str]) -> str:
 
 _SAID_OF: Final = (
     "process|workers?|runner|kernel|engine|server|scheduler|trainers?|shard|child|backend|container|program"
-    "|node|rank"
+    "|node"
 )
 _ENDED_BADLY: Final = re.compile(
     _any_of(MARKS)
     + rf"|^(?:\S+: \S+ \d+: +\d+ )?(?:killed|terminated|{'|'.join(_SHELLS)})(?: {{2}}|$|\()"
     # over what was left of a line that counted
     + r"|^(?-i:Killed)(?:[a-z]{1,20} .{0,80}\d ?/ ?\d|.{0,80}(?:%\||it/s))"
-    + r"|\^C$|\bkernel [\da-f-]{36} restarted$"
+    + r"|\^C$|\bkernel [\da-f-]{36} restarted$|\brank \d+ (?:crashed|(?:has )?died(?!,))\b"
     + rf"|\b(?:{_SAID_OF})\b(?: [^\s.:]+){{0,5}} (?:(?:has |have )?died|crashed|has terminated|is dead"
     r"|(?:was|were|been) (?:killed|aborted|marked dead)|(?:exited|terminated|ended) unexpectedly)\b",
     re.IGNORECASE,

@@ -62,7 +62,7 @@ _GUESSED: Final = "no error in the log is known here; this is the first line tha
 _CLEAR: Final = "what these words mean is clear"
 _ROLES: Final = {
     "symptom": "but it is the consequence of something that the log does not tell",
-    "wrapper": "but they only say that something failed, and not what: the cause is not in this log",
+    "wrapper": "but they only say that something failed, and not what",
 }
 _NOT_SHOWN: Final = "nothing shows that a process ended badly, so it may have been of no consequence"
 _ORDERS: Final = {

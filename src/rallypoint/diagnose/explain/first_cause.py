@@ -51,7 +51,8 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     suspects = _suspects(evidence) if verdict is None or verdict.incident.role != "cause" else []
     if verdict is None or verdict.incident.role == "wrapper":
         guess = _guess(suspects, verdict, evidence.sources)
-        suspects = [each for each in suspects if guess is None or each.line != guess.incident.first.line]
+        if guess is not None:
+            suspects = [each for each in suspects if each.text != guess.incident.text]
         verdict = guess or verdict
     consequences, others = _sort_rest(serious, verdict) if verdict is not None else ([], [])
     return Explanation(
@@ -59,7 +60,11 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         tuple(consequences),
         tuple(others),
         tuple(notices),
-        tuple(each for each in verdicts if verdict and each.incident.title != verdict.incident.title),
+        tuple(
+            each
+            for each in verdicts
+            if verdict and each.attempt != verdict.attempt and each.incident.title != verdict.incident.title
+        ),
         len(verdicts),
         tuple(suspects),
         tuple(source.name for source in evidence.sources),
@@ -214,8 +219,9 @@ def _rank_of(suspect: Suspect, source: Source) -> int | None:
 def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequence[Source]) -> Verdict | None:
     """The first line that states an error, if it is a fatal one, or if a process is said to be gone after it.
 
-    Any other line that states an error may be of no consequence. One that only says that a command failed
-    is no guess, and what stands behind it followed.
+    Any other line that states an error may be of no consequence: above all one that the job went on after, or
+    one before somebody told it to end. A line that only says that a command failed is no guess, and what
+    stands behind it followed.
     """
     gone = wrapper.incident.first if wrapper is not None and wrapper.incident.raised is None else None
     logs = {source.name: index for index, source in enumerate(sources)}
@@ -225,8 +231,10 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     log = logs[first.log]
     source = sources[log]
     is_last = source.lines - first.line <= LAST_LINES and not _went_by(first, source)
-    is_why = gone is not None and gone.log == log and first.line < gone.line
-    if not is_why and not (is_fatal(first.text) and (source.ended_badly or is_last)):
+    is_before = gone is not None and gone.log == log and first.line < gone.line
+    is_behind = gone is not None and gone.log == log and first.line > gone.line
+    is_why = is_before and not _went_by(first, source) and not source.ending.was_told
+    if is_behind or not (is_why or (is_fatal(first.text) and (source.ended_badly or is_last))):
         return None
     seen = Sighting(
         *(log, first.line, first.rank, None, None),

@@ -73,20 +73,25 @@ LAYERS: Final = (
     Layer(
         "",
         ("gguf_init_from_file", "llama_model_load", "error loading model"),
-        re.compile(r"(?P<text>^(?:gguf_init_from_file|llama_model_load\w*|error loading model)\w*: .+)"),
+        re.compile(
+            r"(?P<text>^(?:gguf_init_from_file|llama_model_load\w*|error loading model): "
+            r"(?=.*\b(?:error|invalid|unsupported|mismatch|unable|missing|unknown|wrong)\b).+)"
+        ),
         re.compile(r"(?i)(?:could not|failed to) load (?:llama )?model|validation error for LlamaCpp"),
-        re.compile(r"failed to load model|loaded meta data|: -|: loading|^llama_model_loader: "),
+        re.compile(r"failed to load model"),
     ),
     # compilers and linkers, which torch and Triton start while a job runs
     Layer(
         "",
         (": error:", ": fatal error", "ld: cannot find", "nvcc fatal", "ptxas fatal"),
         re.compile(
-            r"(?P<text>^ {0,8}(?:[A-Za-z]:)?[^\s:]{1,300}(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:? "
+            r"(?P<text>^ {0,8}(?:[A-Za-z]:)?[^\s:]{1,300}(?::\d+(?::\d+)?|\(\d+\)): "
+            r"(?:fatal )?error(?:| [A-Z]+\d+): "
             r"|^ {0,8}\S{0,300}\bld: cannot find |^ {0,8}(?:nvcc|ptxas) fatal +: |^ {0,8}LINK : fatal error )"
         ),
         re.compile(
-            r"Error building extension|BackendCompilerFailed|cannot open shared object file"
+            r"Error building extension|ninja: build stopped|BackendCompilerFailed"
+            r"|cannot open shared object file"
             r"|Command '?\[?'?[^'\s]{0,200}(?:ninja|cc|gcc|g\+\+|c\+\+|clang|nvcc|tcc)(?:\.exe)?\b"
         ),
     ),

@@ -117,7 +117,7 @@ _BRACKETED: Final = (
     # torchrun before 2.2, DeepSpeed, NCCL: a date in brackets
     _rule(
         rf"\[{_DATE}[ T]{_CLOCK}{_ZONE}\] ?"
-        r"(?:(?![\w.]*(?:Error|Exception|Exit|Interrupt|[Ww]arning)\b)[\w.]+: )?"  # a logger, no exception
+        r"(?:(?!(?:\w+\.)*[A-Z]|warning\b|error\b)[\w.]+: )?"  # a logger, and no exception
         rf"(?:\[{_LEVEL}\] ?)?"
         r"(?:\[[\w./-]+\.py:\d+(?::\w+)?\] ?)?(?:\[Rank (?P<rank>\d+)\] ?)?",
         record=True,
@@ -147,8 +147,8 @@ _BRACKETED: Final = (
 _PLAIN: Final = (
     # torch's Python logging, and glog as it is
     _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
-    # TensorFlow and XLA; many an E of theirs is none
-    _rule(rf"{_DATE} {_CLOCK}: (?:(?P<level>[IWF])|E) +(?:\d+ )?[\w./-]+\.\w+:\d+\] ", record=True),
+    # TensorFlow and XLA: many an E of theirs is none, and some a W is one
+    _rule(rf"{_DATE} {_CLOCK}: (?:(?P<level>F)|[IWE]) +(?:\d+ )?[\w./-]+\.\w+:\d+\] "),
     # Google Cloud's word for the stream, before nanoseconds: all that goes to standard error is an ERROR
     # there, and loses its indents. Other lines keep the word: it may be the service's own.
     _rule(
@@ -249,8 +249,8 @@ _SERIOUS: Final = re.compile(
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
     r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to"
-    r"|skipp(?:ed|ing)|continuing|resorting to|trying (?:again|another|the next|next|port \d)"
-    r"|starting (?:fresh|from scratch)|(?<=[,;] )(?:using \w|will (?:use|try|dispatch|skip|go on)))\b"
+    r"|skipp(?:ed|ing)|continuing|trying (?:again|another|the next|next|port \d)"
+    r"|starting (?:fresh|from scratch)|(?<=[,;] )(?:using \w|will (?:use|dispatch)))\b"
 )
 
 

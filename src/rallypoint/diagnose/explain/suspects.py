@@ -63,11 +63,12 @@ _MOST_FORMS: Final = 10_000
 # A line that states an error, and not one that talks of errors.
 _LOUD: Final = re.compile(
     r"(?i)(?:\W*|(?:\[[\w. -]{1,30}\] ?){1,3}\[(?=FATAL|CRITICAL|ERROR)|[\w./@ -]{0,40}: |UCX +"
-    r"| {0,8}(?:[a-z]:)?[^\s:]{1,200}(?::\d+(?::\d+)?|\(\d+\)): | {0,8}(?:nvcc|ptxas) )"
+    r"| {0,8}(?:[a-z]:)?[^\s:]{1,200}(?::\d+(?::\d+)?|\(\d+\)): (?=(?:fatal )?error:)| {0,8}(?:nvcc|ptxas) )"
     r"(?:an )?(?:fatal error|error|fatal|failed|critical|panic)\b[]: ]| {0,8}\S{0,200}\bld: cannot find "
 )
 _FATAL: Final = re.compile(
-    r"(?:\[[\w. -]{1,30}\] ?){0,3}[\w./@ :-]{0,40}\[?(?:FATAL|CRITICAL|[Ff]atal error)\b"
+    r"(?:\[[\w. -]{1,30}\] ?){0,3}[\w./@ :-]{0,40}\[?"
+    r"(?:FATAL\b|CRITICAL\b|(?<![Nn]on-)[Ff]atal error\b|Fatal:)"
 )
 # The report of one who started something: why it failed stands before, if anywhere.
 _COMMAND: Final = re.compile(

@@ -194,7 +194,7 @@ def test_a_panic_is_an_exception(panic: str) -> None:
 
 def test_a_metric_is_no_exception() -> None:
     log = "".join(f"[2026-11-18 10:00:0{number}] TestError: 0.341{number}\n" for number in range(1, 5))
-    assert not report_of(log).found
+    assert (report_of(log).verdict, report_of(log).suspects) == (None, ())
 
 
 # Endings ---------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def _words(texts: dict[str, Text]) -> list[bytes]:
 
 
 _CAUSES: Final = causes()
-_SIEVE: Final = Sieve(Evidence(_CAUSES).texts())
+_SIEVE: Final = Sieve([*Evidence(_CAUSES).texts(), *Evidence.texts_of_suspects()])
 TEXTS: Final = _seeds()
 WORDS: Final = _words(TEXTS)
 

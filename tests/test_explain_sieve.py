@@ -88,7 +88,7 @@ class _Open(Sieve):
 
 def _outcome(log: Sequence[bytes], known: Sequence[Cause], open_sieve: bool) -> object:
     evidence = Evidence(known)
-    sieve = _Open([]) if open_sieve else Sieve(evidence.texts())
+    sieve = _Open([]) if open_sieve else Sieve(evidence.texts(), evidence.texts_of_suspects())
     scan(Log("log", log), evidence, sieve, lambda _: None)
     return words.as_json(find_first_cause(evidence))
 
@@ -115,6 +115,9 @@ _LINES = [
     "E1115 14:36:20.123000 12345 torch/x/api.py:869] failed (exitcode: 1) local_rank: 1 (pid: 7) of binary",
     "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-15_14:41:26\n  rank      : 1 (x)\n",
     "it is fatal",
+    "step 7 error_rate 0.25",
+    "[rank1]: sample 3 failed",
+    "[rank2]: FooError: sample 3",
 ]
 
 
@@ -144,6 +147,15 @@ def test_the_sieve_keeps_ordinary_lines_out() -> None:
     # One text that is in every step would let all of a log through.
     steps = b"step 120 loss 0.53 lr 1e-4\n{'loss': 0.51, 'epoch': 0.2}\n 12%|# | 3/90 [00:01<00:30, 2.1it/s]"
     assert Sieve(Evidence(causes()).texts()).select(steps) == []
+
+
+def test_a_word_that_is_in_every_step_is_looked_at_a_few_times() -> None:
+    evidence = Evidence(causes())
+    sieve = Sieve(evidence.texts(), evidence.texts_of_suspects())
+    steps = "\n".join(f"[rank{number % 8}]: step {number} error_rate 0.{number}" for number in range(100))
+    raised = "\n".join(f"[rank{number}]: FooError: {number}" for number in range(100))
+    assert sieve.select(f"{steps}\n{raised}".encode()) == [0, 1, 2, *range(100, 200)]
+    assert sieve.select(f"{steps}\n{raised}".encode()) == list(range(100, 200))
 
 
 def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

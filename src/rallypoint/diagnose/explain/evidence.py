@@ -29,6 +29,8 @@ _MOST_UNKNOWN: Final = 200
 _MOST_SIGHTINGS: Final = 200_000
 _MOST_FORMS: Final = 1_000
 _MOST_TOLD: Final = 1_000
+_EXCEPTIONS: Final = (b"error:", b"error(", b"exception:", b"exception(")
+"""In exceptions that stand alone: each rank's counts."""
 _EXCERPTS: Final = 3
 _LONGEST_EXCERPT: Final = 500
 _NUMBERS: Final = re.compile(r"0x[0-9a-f]+|\d+")
@@ -213,7 +215,14 @@ class Evidence:
             yield reduce(mark.encode())
         for literals in self._literals.values():
             yield from literals
-        for pattern in (*self._contexts.values(), *suspects.PATTERNS):
+        for pattern in self._contexts.values():
+            yield from required_literals(pattern)
+        yield from _EXCEPTIONS
+
+    @staticmethod
+    def texts_of_suspects() -> Iterator[bytes]:
+        """Of lines that have only these, and differ in numbers only, one says as much as all."""
+        for pattern in suspects.PATTERNS:
             yield from required_literals(pattern)
 
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:

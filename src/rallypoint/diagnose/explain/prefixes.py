@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from rallypoint.diagnose.explain.stamps import MONTHS, Stamp, read_stamp
@@ -57,12 +58,12 @@ class Line:
     marked: bool = False
     """Whether torch has put the rank before it, as it does with exceptions that nobody has caught."""
 
-    @property
+    @cached_property
     def handled(self) -> bool:
         """Whether the text says that something was done about it."""
         return _HANDLED.search(self.text) is not None
 
-    @property
+    @cached_property
     def severity(self) -> str:
         """mild, serious, or empty if neither the text nor the level tells."""
         if self.handled or _MILD.match(self.text):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -35,6 +36,7 @@ _LOWER: Final = bytes(range(256)).lower()
 ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-~])")
 """Escape sequences: colours, titles, links. They are removed first, since a reduced form hides their end."""
 
+_ENOUGH: Final = 3
 _SHORTEST: Final = 4
 """Shorter texts are in too many lines to be of use."""
 VARIABLE: Final = b"0123456789 .+-\r"
@@ -95,10 +97,15 @@ def _of_part(code: str, value: Any) -> frozenset[bytes]:
 
 
 class Sieve:
-    """Lets through the lines that contain one of some texts (in reduced form)."""
+    """Lets through the lines that contain one of some texts (in reduced form).
 
-    def __init__(self, texts: Iterable[bytes]) -> None:
-        self._texts = _without_needless(frozenset(texts))
+    Of lines of the same form with none but `once`, the first few are enough: an `error_rate` in every step.
+    """
+
+    def __init__(self, texts: Iterable[bytes], once: Iterable[bytes] = ()) -> None:
+        always = frozenset(texts)
+        self._always = _without_needless(always)
+        self._texts = _without_needless(always.union(once))
         self._clean: set[bytes] = set()
 
     def select(self, block: bytes) -> list[int]:
@@ -111,13 +118,24 @@ class Sieve:
         hits = self._examine(new)
         if len(self._clean) > _MOST_FORMS:
             self._clean.clear()
-        self._clean.update(form for form in new - hits if len(form) <= _LONGEST_FORM)
-        return [index for index, form in enumerate(forms) if form in hits] if hits else []
+        enough = {form for form in hits if not any(text in form for text in self._always)}
+        self._clean.update(form for form in (new - hits) | enough if len(form) <= _LONGEST_FORM)
+        return list(_few(forms, hits, enough)) if hits else []
 
     def _examine(self, forms: set[bytes]) -> set[bytes]:
         everything = b"\n".join(forms)
         texts = [text for text in self._texts if text in everything]
         return {form for form in forms if any(text in form for text in texts)} if texts else set()
+
+
+def _few(forms: Iterable[bytes], hits: set[bytes], enough: set[bytes]) -> Iterator[int]:
+    """Where the hits are; of those forms of which a few are enough, the first few."""
+    seen: Counter[bytes] = Counter()
+    for index, form in enumerate(forms):
+        if form in hits:
+            seen[form] += 1
+            if seen[form] <= _ENOUGH or form not in enough:
+                yield index
 
 
 @lru_cache(maxsize=8)  # to compare each text with all others takes longer than to read a short log

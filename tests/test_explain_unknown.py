@@ -195,6 +195,7 @@ def test_a_panic_is_an_exception(panic: str) -> None:
 def test_a_metric_is_no_exception() -> None:
     log = "".join(f"[2026-11-18 10:00:0{number}] TestError: 0.341{number}\n" for number in range(1, 5))
     assert (report_of(log).verdict, report_of(log).suspects) == (None, ())
+    assert _told(report_of("KeyError: 0\n"))[0] == "KeyError: 0"
 
 
 # Endings ---------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ _EXCEPTION: Final = re.compile(
 # One that stands alone must look more like one: `ValueError: text`, `torch.cuda.OutOfMemoryError: text`.
 _ALONE: Final = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\([A-Z]\w*\))?|Exception): ?"
-    r"(?! ?-?[\d.]+(?:e-?\d+)?%?$)(?P<message>.*)$"  # a number is a metric's
+    r"(?! ?-?\d*\.\d+(?:e[+-]?\d+)?%?$)(?P<message>.*)$"  # a fraction is a metric's
 )
 # The last line of a message that shows where a kernel could not be compiled: `TypeError("text")`.
 _SHOWN: Final = re.compile(

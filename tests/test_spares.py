@@ -116,7 +116,17 @@ def test_a_machine_whose_ranks_ran_well_is_not_examined_again(monkeypatch: pytes
 
 def relays() -> set[psutil.Process]:
     """The relays of this process that run."""
-    return {each for each in psutil.Process().children() if is_relay(each)}
+    children = psutil.Process().children()
+    until(lambda: all(map(is_named, children)), "each child has its command line", 60)
+    return set(filter(is_relay, children))
+
+
+def is_named(process: psutil.Process) -> bool:
+    """Whether its command line is there: for a moment, a process that was just started has none."""
+    try:
+        return bool(process.cmdline()) or not process.is_running()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return True
 
 
 def is_relay(process: psutil.Process) -> bool:

@@ -190,7 +190,7 @@ def _words(texts: dict[str, Text]) -> list[bytes]:
 
 
 _CAUSES: Final = causes()
-_SIEVE: Final = Sieve([*Evidence(_CAUSES).texts(), *Evidence.texts_of_suspects()])
+_SIEVE: Final = Sieve([*Evidence(_CAUSES).texts(), *Evidence(_CAUSES).texts_to_try()])
 TEXTS: Final = _seeds()
 WORDS: Final = _words(TEXTS)
 

@@ -52,6 +52,7 @@ def _explained(text: str) -> Explanation:
         ("train.py: error: unrecognized arguments: --local-rank=0", "local-rank-argument"),
         ("slurmstepd: error: execve(): torchrun: No such file or directory", "launcher-not-found"),
         ("ProcessExitedException: process 0 terminated with exit code 3221225477", "windows-crash"),
+        ("!!!!!!! Segfault encountered !!!!!!!", "segmentation-fault"),
         (f"{_GLOO}ret == 0. makeUVDevice failed", "gloo-no-device"),
         ("RuntimeError: makeDeviceForHostname(): unsupported gloo device", "gloo-no-device"),
     ],

@@ -309,6 +309,56 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "Epoch 0: 100%|###| 9/9 [00:05<00:00, 2.00it/s]\nEpoch 1:   0%|   | 0/9 [00:00<?, ?it/s]\n",
         "Epoch 0: 100%|###| 9/9 [00:05<00:00, 2.00it/s]\nTesting: 0it [00:00, ?it/s]\n",
     ),
+    "a worker that was made again": (
+        "A worker died or was killed\nRecreated failed worker with index 2\n" + _STEPS,
+        "A worker died or was killed\n" + _STEPS,
+    ),
+    "done with fewer workers": (
+        "A worker died or was killed\nRe-starting training\nFinished XGBoost training on all data\n",
+        "A worker died or was killed\nRe-starting training\n",
+    ),
+    "what a launcher says at the end": (
+        _STEPS + _EXITED + "Job 'raysubmit_7' succeeded\n",
+        _STEPS + _EXITED + "Job 'raysubmit_7' submitted\n",
+    ),
+    "a command that failed, and was not needed": (
+        traceback("subprocess.CalledProcessError: Command '['cc']' returned non-zero exit status 1.")
+        + _STEPS,
+        _STEPS
+        + traceback("subprocess.CalledProcessError: Command '['cc']' returned non-zero exit status 1."),
+    ),
+    "a task that only lost its client": (
+        f"{_STEPS}[ERROR] Exception in callback f(None)\nhandle: <Handle f(None)>\n{_RESET}Done in 9.1 s\n",
+        f"{_STEPS}[ERROR] Exception in f(None)\nhandle: <Handle f(None)>\n{_RESET}Done in 9.1 s\n",
+    ),
+    "what is not there": (
+        "2024-04-16 20:32:52 WARNING  Triton is not available\n" + _RAISED + "Done in 9.1 s\n",
+        "2024-04-16 20:32:52 WARNING  Triton is slow\n" + _RAISED + "Done in 9.1 s\n",
+    ),
+    "a server that was interrupted": (
+        "Running on local URL:  http://a\n" + _STEPS + traceback("KeyboardInterrupt"),
+        "Running on local URL:  http://a\n" + _BAR + traceback("KeyboardInterrupt"),
+    ),
+    "words of an end, and more": (
+        _STEPS + "ran out of memory trying to allocate 5 GiB\n" + _SETTINGS,
+        _STEPS + "ran out of memory trying to allocate 5 GiB\nsetting a is on\n",
+    ),
+    "an error that is a metric": (
+        "epoch 1 train error: 0.25 lr 0.1\nepoch 2 train error: 0.24 lr 0.1\n",
+        "epoch 1 train error: disk quota\nepoch 2 train error: disk quota\n",
+    ),
+    "what a machine has": (
+        "DeepSpeed general environment info:\ntorch version .... 2.4.0\n",
+        "DeepSpeed general environment info:\ntorch version .... 2.4.0\nLoading extension module\n",
+    ),
+    "a look at what a job has left": (
+        "$ python prepare.py\nreading 9 files\n$ ls out\na.json  b.json\n",
+        "$ ls out\na.json  b.json\n$ python prepare.py\nreading 9 files\n",
+    ),
+    "who watches a job": (
+        "=== Checking ===\nJob status: JobStatus.RUNNING\n=====\n",
+        "=== Checking ===\nJob status: JobStatus.PENDING\n=====\n",
+    ),
     "what pip says of other packages": (
         "ERROR: pip's dependency resolver does not currently\nSuccessfully installed x\n",
         "ERROR: Could not build wheels for x, which is required to install pyproject.toml-based projects\n",

@@ -105,6 +105,8 @@ def test_last_words_of_other_programs() -> None:
     usage = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --local-rank=0\n"
     failed = "failed (exitcode: 2) local_rank: 0 (pid: 7) of binary: python\n"
     assert _told(report_of(usage + failed))[0] == "train.py: error: unrecognized arguments: --local-rank=0"
+    sweep = "Run 0jbbwa4t errored: IndexError('list index out of range')\nwandb: ERROR killing sweep.\n"
+    assert _told(report_of(sweep)) == ("IndexError: list index out of range", "cause")
 
 
 # Layers ----------------------------------------------------------------------------------------------------

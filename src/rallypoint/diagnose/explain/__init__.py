@@ -52,7 +52,7 @@ def explain(
 ) -> Explanation:
     """Explain the failure of one job by its logs. `progress` is called with numbers of bytes read."""
     evidence = Evidence(causes() if known is None else known)
-    sieve = Sieve(evidence.texts(), evidence.texts_of_suspects())
+    sieve = Sieve(evidence.texts(), evidence.texts_to_try())
     for log in logs:
         scan(log, evidence, sieve, progress)
     return find_first_cause(evidence)

@@ -34,7 +34,14 @@ MARKS: Final = (
     *("failed (exitcode:", "Root Cause (first observed failure)", "death signal, shutting down"),
     *("terminated with signal", "terminated with exit code", "died with <Signals", "exits with return code"),
     *("ended with exit code", "ended by SIG", "Fatal Python error", "terminate called", "core dumped"),
-    *("segmentation fault", "Killed process", "exited with exit code", "*** JOB", "*** STEP"),
+    *(
+        "segmentation fault",
+        "Segfault encountered",
+        "Killed process",
+        "exited with exit code",
+        "*** JOB",
+        "*** STEP",
+    ),
     # mpirun, its daemons, Slurm
     *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
     *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),
@@ -118,6 +125,8 @@ _CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: wall
 _WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
 """A job that is over waits for nobody."""
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
+_INTERRUPTED: Final = "KeyboardInterrupt"
+_COMMAND_FAILED: Final = "CalledProcessError"
 _CODE: Final = re.compile(
     r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status|退出代码)"
     r" *'?(?P<code>-?\d+)|(?:on signal|with signal|Signals\.SIG\w+:|^signal) *\(?(?P<signal>\d+)",
@@ -187,6 +196,7 @@ class Ending:
         ended = ended and bool(_ENDED_BADLY.search(without_denials(line.text)))  # rarely, since it is slow
         gave_up = line.text.startswith(_GAVE_UP)
         told = _TOLD.search(line.text) is not None or (ended and code is not None and code in _ASKED)
+        told = told or (raised is not None and raised.name == _INTERRUPTED)
         self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
         spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
@@ -206,7 +216,8 @@ class Ending:
         if line.marked and (raised is not None or (known and line.severity == SERIOUS)):
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
-        gone = (ended and not told and not _TRY_FAILED.search(line.text)) or alone
+        caught = raised is not None and raised.name == _COMMAND_FAILED  # perhaps: the program itself ran on
+        gone = (ended and not told and not caught and not _TRY_FAILED.search(line.text)) or alone
         if line.severity != MILD and gone and not self._told:
             self._final, self._started = number, False
         elif self._final and IS_READY.search(line.text):
@@ -268,7 +279,8 @@ class Ending:
             return False
         if not self._hard and not self._followed:
             return self._went_by(life)
-        return over or self._is_far_behind(life) or _went_on(life, self.last, self._failed)
+        again = life.is_over_after(self.last) and life.began_again_after(self.last)
+        return over or again or self._is_far_behind(life) or _went_on(life, self.last, self._failed)
 
     def _is_started_anew(self, life: Life) -> bool:
         """Whether what was gone for good has been started again, and works."""

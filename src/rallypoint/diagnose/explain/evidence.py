@@ -18,7 +18,7 @@ from rallypoint.diagnose.explain.endings import Ending, Table, Tries
 from rallypoint.diagnose.explain.knowledge import Cause, fill
 from rallypoint.diagnose.explain.layers import LAYERS, Layer
 from rallypoint.diagnose.explain.life import Life
-from rallypoint.diagnose.explain.sieve import reduce, required_literals
+from rallypoint.diagnose.explain.sieve import asks_for_numbers, reduce, required_literals
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.suspects import Suspects
 from rallypoint.diagnose.explain.tracebacks import Raised
@@ -30,7 +30,7 @@ _MOST_SIGHTINGS: Final = 200_000
 _MOST_FORMS: Final = 1_000
 _MOST_TOLD: Final = 1_000
 _EXCEPTIONS: Final = (b"error:", b"error(", b"exception:", b"exception(")
-"""In exceptions that stand alone: each rank's counts."""
+"""In exceptions that stand alone."""
 _EXCERPTS: Final = 3
 _LONGEST_EXCERPT: Final = 500
 _NUMBERS: Final = re.compile(r"0x[0-9a-f]+|\d+")
@@ -209,21 +209,28 @@ class Evidence:
         self._contexts = {pattern.pattern: pattern for cause in causes for pattern in cause.context}
 
     def texts(self) -> Iterator[bytes]:
-        """Texts in reduced form; every line that matters here contains one of them."""
+        """Texts in reduced form: a line with one of them matters, or may by its numbers alone."""
         marks = (mark for layer in LAYERS for mark in layer.marks)
         for mark in (*tracebacks.MARKS, *endings.SELECTED, *local_ranks.MARKS, *reasons.MARKS, *marks):
             yield reduce(mark.encode())
-        for literals in self._literals.values():
-            yield from literals
-        for pattern in self._contexts.values():
+        for pattern in (*self._patterns(), *self._contexts.values()):
+            if asks_for_numbers(pattern):
+                yield from required_literals(pattern)
+
+    def texts_to_try(self) -> Iterator[bytes]:
+        """Of lines that have only these, and differ in numbers only, none matters if the first few do not.
+
+        Every other line that matters has one of `texts`.
+        """
+        for pattern in (*self._patterns(), *self._contexts.values()):
+            if not asks_for_numbers(pattern):
+                yield from required_literals(pattern)
+        for pattern in suspects.PATTERNS:
             yield from required_literals(pattern)
         yield from _EXCEPTIONS
 
-    @staticmethod
-    def texts_of_suspects() -> Iterator[bytes]:
-        """Of lines that have only these, and differ in numbers only, one says as much as all."""
-        for pattern in suspects.PATTERNS:
-            yield from required_literals(pattern)
+    def _patterns(self) -> Iterator[re.Pattern[str]]:
+        return (pattern for cause in self._literals for pattern in cause.patterns)
 
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means, each with the facts that the line tells."""

@@ -74,6 +74,22 @@ _SPEAKS_OF_END: Final = re.compile(
     rf"{LAST_WORDS.pattern}|(?i:error|exception|exit|shut|clos|clean|sigterm|sending|received|\bto fix\b)"
     r"|^(?:[\s=*#+-]*$|wandb|\$)"
 )
+_HEADS_REPORT: Final = re.compile(
+    r"(?i)collecting environment information|.{0,40}\benvironment info(?:rmation)?:$"
+    r"|printing \w+ config\.\.\.$|versions of relevant libraries:$"
+)
+"""The head of a report about a machine and what is installed on it, which somebody has asked for."""
+_SETTING: Final = re.compile(
+    r"\s*(?:\[\w+\] \S|(?![A-Z][a-z]+ing\b)\w[\w .()/-]{0,60}(?:: |=| \.{2,} )\S(?!.*\.\.\.$))"
+)
+_PROMPT: Final = re.compile(
+    r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:\S{1,80}|PS \S{1,80}|[A-Z]:\\\S{0,80})?[$#>] ?(?P<command>\S.*)"
+)
+_LOOKS: Final = re.compile(
+    r"(?:\S{1,80}/)?(?:ls|ll|dir|wc|du|tree|find|file|stat|md5sum|nvidia-smi|nvcc|pip|head|cat)\b"
+    r"(?!.*\.(?:log|out|err|txt)\b)"
+)
+"""One looks at what a program has left: so it has ended, and the shell has said nothing of that."""
 _MANY: Final = 5
 """So many further steps of others are not made without a process that takes part in them."""
 
@@ -92,6 +108,8 @@ class Life:
     """The numbers of those among them that speak of no failure and of no end."""
     tail: tuple[tuple[int, str], ...] = ()
     """The last lines, with their numbers."""
+    is_report: bool = False
+    """Whether the lines end with a report about the machine: that is all there was to do."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -105,6 +123,8 @@ class Life:
         """Whether the log ends with a job at work, or with one that is done."""
         if self._is_stuck or self._has_not_moved:
             return False
+        if self.is_report:
+            return True
         ready = max(self._lines(READY), default=0)
         if any(line > ready for line in self._lines(STEP, UP, OVER)) or (ready and not self._began(ready)):
             return True
@@ -147,6 +167,8 @@ class Life:
     def is_cut_short(self) -> bool:
         """Whether words of an end come right after a step, and after them no more than what was saved."""
         if self.last_words is None or self.is_over_before(self.last_words[0]):
+            return False
+        if self.is_calm_after(self.last_words[0], times=2):
             return False
         steps = self._lines(STEP)
         return bool(steps) and max(self._lines(OVER, SUCCESS, SHUT), default=0) < steps[-1]
@@ -213,7 +235,9 @@ class Life:
     def began_again_after(self, line: int) -> bool:
         """Whether the job was started again after a line and made a step since, or came to a good end."""
         begins = [number for number in self._lines(BEGIN, READY) if number > line]
-        if (begins and self.works_after(begins[0])) or any(each > line for each in self._lines(SUCCESS)):
+        if begins and (self.works_after(begins[0]) or self.is_over_after(begins[0])):
+            return True
+        if any(each > line for each in self._lines(SUCCESS)):
             return True
         first = next((sign for sign in self.signs if STEP in sign.kinds), None)
         return first is not None and first.line > line and set(first.step.split()) <= {"0", "1"}
@@ -223,10 +247,15 @@ class Life:
         return any(sign.line > line and STEP in sign.kinds and READY not in sign.kinds for sign in self.signs)
 
     def is_shut_by(self, line: int) -> bool:
-        """Whether a server that was told to end in a line was at work, or ended in good order after it."""
+        """Whether a server that was told to end in a line was between its answers, or ended in good order."""
         before = [sign for sign in self.signs if sign.line < line and not sign.kinds.isdisjoint((STEP, UP))]
         shut = any(number > line for number in self._lines(SHUT))
-        return bool(before) and (shut or before[-1].form == ANSWERED)
+        if not before:
+            return False
+        last = before[-1]
+        in_a_bar = last.step.startswith(DRAWN) and not last.full
+        served = any(READY in sign.kinds for sign in before[:-1]) and READY not in last.kinds
+        return shut or (served and not in_a_bar) or last.form == ANSWERED
 
     def is_over_before(self, line: int) -> bool:
         """Whether the job had come to its end before a line: after steps, or what is done is but its start.
@@ -297,9 +326,21 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
     plain = tuple(number for number, line in lines if _is_plain(line))
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
-    return Life(
-        signs, last, text, plain, calm, tuple((number, line.text) for number, line in lines[-_TAIL:]), words
-    )
+    tail = tuple((number, line.text) for number, line in lines[-_TAIL:])
+    return Life(signs, last, text, plain, calm, tail, _ends_with_report(lines), words)
+
+
+def _ends_with_report(lines: Sequence[tuple[int, Line]]) -> bool:
+    """Whether the last lines tell what a machine has, or what a job has left: nothing is at work there."""
+    said = [line for _, line in lines if line.text.strip()]
+    for at, line in reversed([*enumerate(said)]):
+        if line.record or line.stamp is not None:
+            return False
+        if _HEADS_REPORT.match(line.text):
+            return _SETTING.match(said[-1].text) is not None
+        if prompt := _PROMPT.match(line.text):
+            return 0 < at < len(said) - 1 and _LOOKS.match(prompt["command"]) is not None
+    return False
 
 
 def _is_plain(line: Line) -> bool:

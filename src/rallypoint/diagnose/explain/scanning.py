@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from rallypoint.diagnose.explain import tracebacks
@@ -40,10 +40,12 @@ _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
     r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
+    r"|\bnot (?:available|found|installed|supported)|unavailable|missing"
 )
 _RETRIED: Final = re.compile(r"failed with retryable exception\b.{0,200}\b[1-9]\d* retries left")
 _ASIDE: Final = re.compile(
-    r"Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit|--- Logging error"
+    r"(?:\[\w+\] )?Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit"
+    r"|--- Logging error"
 )
 _LAST_WORD: Final = re.compile(r"\b(?:FATAL|CRITICAL|PANIC)\b")
 _ITEM: Final = ("- ", "* ", "\t- ", "  - ", "  * ")
@@ -124,15 +126,17 @@ class _Scanner:
     def take_block(self, block: bytes) -> None:
         """The lines that the sieve selects; and all those between, while something is open."""
         selected = self._sieve.select(block)
-        if selected or self._busy:
+        first = next(selected, None)
+        if first is not None or self._busy:
             self._lines = block.split(b"\n")
-            self._take_selected(selected, len(self._lines), self._take)
+            indexes = selected if first is None else chain((first,), selected)
+            self._take_selected(indexes, len(self._lines), self._take)
         self._source.lines += block.count(b"\n")
         self._tail = (block if len(block) > _TAIL_BYTES else self._tail + block)[-_TAIL_BYTES:]
 
-    def _take_selected(self, selected: Sequence[int], count: int, take: Callable[[int], None]) -> None:
+    def _take_selected(self, selected: Iterable[int], count: int, take: Callable[[int], None]) -> None:
         done = -1
-        for index in (*selected, count):
+        for index in chain(selected, (count,)):
             while self._busy and done + 1 < index:
                 done += 1
                 take(done)
@@ -173,8 +177,13 @@ class _Scanner:
         """A line, or what matters of its parts: a progress bar may write a hundred thousand into one line."""
         self._at = index
         parts = self._lines[index].split(b"\r")
-        selected = self._sieve.select(b"\n".join(parts)) if len(parts) > 1 else [0]
-        self._take_selected(selected, len(parts), lambda at: self._take_line(self._split(parts[at])))
+        selected = self._sieve.select(b"\n".join(parts)) if len(parts) > 1 else (0,)
+        self._take_selected(selected, len(parts), lambda at: self._take_part(self._lines[index], parts[at]))
+
+    def _take_part(self, raw: bytes, part: bytes) -> None:
+        if self._take_line(self._split(part)):
+            self._sieve.keep(part)
+            self._sieve.keep(raw)
 
     def _split(self, raw: bytes) -> Line:
         line = self._prefixes.split(decode(raw))
@@ -188,13 +197,15 @@ class _Scanner:
 
     # One line ----------------------------------------------------------------------------------------------
 
-    def _take_line(self, line: Line) -> None:
+    def _take_line(self, line: Line) -> bool:
+        """Read a line; returns whether it names an exception or a known cause."""
         tries = self._source.tries.count
         line = self._source.table.take(self._source.tries.take(line))
         self._evidence.note_contexts(line.text)
         is_frame, raised = self._follow_traceback(line)
-        if not is_frame and not (raised is not None and raised.ignored):
-            self._judge(line, raised, tries)
+        if is_frame or (raised is not None and raised.ignored):
+            return raised is not None
+        return self._judge(line, raised, tries) or raised is not None
 
     def _follow_traceback(self, line: Line) -> tuple[bool, Raised | None]:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
@@ -231,7 +242,8 @@ class _Scanner:
         """Whether one of the lines before a traceback says where it comes from."""
         return any(head.match(self._split(raw).text) for raw in islice(self._earlier(), lines))
 
-    def _judge(self, line: Line, raised: Raised | None, tries: int) -> None:
+    def _judge(self, line: Line, raised: Raised | None, tries: int) -> bool:
+        """Weigh a line outside of frames; returns whether it means a known cause."""
         matches = self._matches(line, tries)
         mild = (raised is None or raised.place is None) and self._is_mild(line)
         raised = None if mild else raised
@@ -264,6 +276,7 @@ class _Scanner:
             self._evidence.suspects.add(
                 line.text, self._source.name, self._number, line.process, serious=serious
             )
+        return bool(matches)
 
     def _is_mild(self, line: Line) -> bool:
         """Whether it is a warning, or an item of the list that one announces."""

@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
+from itertools import takewhile
 from typing import Any, Final
 
 # The parser of the standard library's `re`. It has no public name since 3.11, but nothing else tells what
@@ -36,12 +37,14 @@ _LOWER: Final = bytes(range(256)).lower()
 ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-~])")
 """Escape sequences: colours, titles, links. They are removed first, since a reduced form hides their end."""
 
-_ENOUGH: Final = 3
+_ENOUGH: Final = 5
 _SHORTEST: Final = 4
 """Shorter texts are in too many lines to be of use."""
 VARIABLE: Final = b"0123456789 .+-\r"
 """Bytes that the reduced form leaves out."""
 
+_NUMBER: Final = re.compile(r"\d|\\d")
+_REPEATED: Final = re.compile(r"\{\d*,?\d*\}")
 _REPEATS: Final = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
@@ -56,6 +59,12 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[bytes]:
     return _of_sequence(_parser.parse(pattern.pattern, pattern.flags))
 
 
+@cache
+def asks_for_numbers(pattern: re.Pattern[str]) -> bool:
+    """Whether it may depend on the numbers of a line, which the reduced form leaves out, that it matches."""
+    return _NUMBER.search(_REPEATED.sub("", pattern.pattern)) is not None
+
+
 def _of_sequence(items: Any) -> frozenset[bytes]:
     choices = [choice for choice in _choices(items) if choice]
     # Long texts are rare. Of a choice between several, the shortest one decides.
@@ -66,18 +75,48 @@ def _choices(items: Any) -> Iterator[frozenset[bytes]]:
     """For each part of a sequence, texts one of which it must contain; empty if there are none."""
     run = ""
     for code, value in items:
-        if str(code) == "LITERAL" and (value < 128 or chr(value).lower() == chr(value).upper()):
+        if _is_left_out(str(code), value):
+            continue
+        if _is_plain(str(code), value):
             run += chr(value)
             continue
-        yield _of_run(run)
+        yield _of_runs([run + head for head in _heads(str(code), value)])
         run = ""
         yield _of_part(str(code), value)
-    yield _of_run(run)
+    yield _of_runs([run])
 
 
-def _of_run(run: str) -> frozenset[bytes]:
-    reduced = reduce(run.encode())
-    return frozenset([reduced]) if len(reduced) >= _SHORTEST else frozenset()
+def _is_plain(code: str, value: Any) -> bool:
+    """Whether it is a character that has the same reduced form wherever it stands."""
+    return code == "LITERAL" and (value < 128 or chr(value).lower() == chr(value).upper())
+
+
+def _is_left_out(code: str, value: Any) -> bool:
+    """Whether the reduced form leaves out all that it matches."""
+    if code == "IN":
+        return all(_is_left_out(str(each), of) for each, of in value)
+    if code == "RANGE":
+        return bool(ord("0") <= value[0] <= value[1] <= ord("9"))
+    if code == "SUBPATTERN" or code in _REPEATS:
+        return all(_is_left_out(str(each), of) for each, of in value[-1])
+    return code == "LITERAL" and value < 128 and value in VARIABLE
+
+
+def _heads(code: str, value: Any) -> list[str]:
+    """What each of some branches begins with; one empty text for anything else."""
+    if code == "SUBPATTERN" and len(value[-1]) == 1:
+        return _heads(str(value[-1][0][0]), value[-1][0][1])
+    return [_head(branch) for branch in value[1]] if code == "BRANCH" else [""]
+
+
+def _head(items: Any) -> str:
+    plain = takewhile(lambda item: _is_plain(str(item[0]), item[1]), items)
+    return "".join(chr(value) for _, value in plain)
+
+
+def _of_runs(runs: Iterable[str]) -> frozenset[bytes]:
+    reduced = frozenset(reduce(run.encode()) for run in runs)
+    return reduced if all(len(each) >= _SHORTEST for each in reduced) else frozenset()
 
 
 def _of_part(code: str, value: Any) -> frozenset[bytes]:
@@ -99,28 +138,51 @@ def _of_part(code: str, value: Any) -> frozenset[bytes]:
 class Sieve:
     """Lets through the lines that contain one of some texts (in reduced form).
 
-    Of lines of the same form with none but `once`, the first few are enough: an `error_rate` in every step.
+    Of lines of the same form with none but the texts of `few`, a few are looked at: an `error: 0.25` in every
+    step. If one of them matters (`keep`), all of that form are let through.
     """
 
-    def __init__(self, texts: Iterable[bytes], once: Iterable[bytes] = ()) -> None:
+    def __init__(self, texts: Iterable[bytes], few: Iterable[bytes] = ()) -> None:
         always = frozenset(texts)
         self._always = _without_needless(always)
-        self._texts = _without_needless(always.union(once))
+        self._texts = _without_needless(always.union(few))
         self._clean: set[bytes] = set()
+        self._looks: Counter[bytes] = Counter()
+        self._kept: set[bytes] = set()
 
-    def select(self, block: bytes) -> list[int]:
-        """The indexes of the lines of a block that may be of interest."""
-        plain = ESCAPE.sub(b"", block) if b"\x1b" in block else block
-        forms = plain.translate(_LOWER, VARIABLE).split(b"\n")
+    def select(self, block: bytes) -> Iterator[int]:
+        """The indexes of the lines of a block that may be of interest, each when it is asked for."""
+        forms = _forms(block)
         new = set(forms) - self._clean
         if not new:
-            return []
+            return iter(())
         hits = self._examine(new)
-        if len(self._clean) > _MOST_FORMS:
-            self._clean.clear()
-        enough = {form for form in hits if not any(text in form for text in self._always)}
-        self._clean.update(form for form in (new - hits) | enough if len(form) <= _LONGEST_FORM)
-        return list(_few(forms, hits, enough)) if hits else []
+        for known in (self._clean, self._looks, self._kept):
+            if len(known) > _MOST_FORMS:
+                known.clear()
+        self._clean.update(form for form in new - hits if len(form) <= _LONGEST_FORM)
+        return self._asked_for(forms, hits)
+
+    def keep(self, line: bytes) -> None:
+        """A line mattered: let all lines of its form through, here and in the blocks that follow."""
+        form = _forms(line)[0]
+        if form in self._looks:
+            self._kept.add(form)
+            self._clean.discard(form)
+
+    def _asked_for(self, forms: Iterable[bytes], hits: set[bytes]) -> Iterator[int]:
+        always = {form for form in hits if any(text in form for text in self._always)}
+        for index, form in enumerate(forms):
+            if form in hits and (form in always or form in self._kept or self._is_worth_a_look(form)):
+                yield index
+
+    def _is_worth_a_look(self, form: bytes) -> bool:
+        if len(form) > _LONGEST_FORM:
+            return True
+        self._looks[form] += 1
+        if self._looks[form] >= _ENOUGH:
+            self._clean.add(form)
+        return self._looks[form] <= _ENOUGH
 
     def _examine(self, forms: set[bytes]) -> set[bytes]:
         everything = b"\n".join(forms)
@@ -128,14 +190,9 @@ class Sieve:
         return {form for form in forms if any(text in form for text in texts)} if texts else set()
 
 
-def _few(forms: Iterable[bytes], hits: set[bytes], enough: set[bytes]) -> Iterator[int]:
-    """Where the hits are; of those forms of which a few are enough, the first few."""
-    seen: Counter[bytes] = Counter()
-    for index, form in enumerate(forms):
-        if form in hits:
-            seen[form] += 1
-            if seen[form] <= _ENOUGH or form not in enough:
-                yield index
+def _forms(block: bytes) -> list[bytes]:
+    plain = ESCAPE.sub(b"", block) if b"\x1b" in block else block
+    return plain.translate(_LOWER, VARIABLE).split(b"\n")
 
 
 @lru_cache(maxsize=8)  # to compare each text with all others takes longer than to read a short log

@@ -69,6 +69,7 @@ ANSWERED: Final = "answered"
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
+    rf"|\b(?:training pass|processed)\b{_NUMBER}"
     rf"|\b(?:steps|iter(?:ation)?s|epochs|batches|samples|it)\b{_SIGN}\d+(?:\s?(?:/|of)\s?\d|\b.{{1,200}}\d\.\d)"
     rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"
     rf"|grad[ _]norm|eta|tflops|mfu|pass@\d+|err@\d)\b{_NUMBER}"
@@ -97,6 +98,8 @@ _STEPS: Final = 3
 _UP: Final = re.compile(
     r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b|\b[2-4]\d\d\b.{0,60}\b(?:GET|HEAD)\b[ "]{1,9}/'
 )
+_RUNS: Final = re.compile(r"\b(?:[Ss]tatus|[Pp]hase|[Ss]tate)\b[:= ]{1,3}(?:\w+\.)?(?:RUNNING|Running)\b")
+"""Who watches a job has seen it run."""
 _QUEUED: Final = re.compile(
     r"\b(?:Running|Waiting|Pending): [1-9]\d* reqs\b|#running-req: 0\b.{0,200}#queue-req: [1-9]"
 )
@@ -111,7 +114,7 @@ DRAWN: Final = "bar "
 """Stands before the counters of a bar, which may be drawn a second time."""
 _AT_ZERO: Final = r"\|\s*0/\d+ \[|\?(?:it/s|s/it)"
 _NO_STEP: Final = re.compile(
-    r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed|error: "
+    r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed|error: (?!-?\d+\.\d)"
     rf"|{_AT_ZERO}"
     # what is said and done at an end, also at a bad one
     r"|^wandb: |\b(?:emergency|crash|checkpoint|ckpt|sav(?:ed|ing)|dump(?:ed|ing)?)\b"
@@ -153,7 +156,8 @@ _LOADED: Final = re.compile(r"(?i)\b(?:loaded|started|initiali[sz]ed) in \d+(?:\
 _PART: Final = re.compile(r"[\[(]\s*\d+/\s*\d+\b")
 _BEGIN: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|(?:re)?launch(?:ed|ing)|resum(?:ed|ing)|requeue(?:d|ing)?"
-    r"|restor(?:ed|ing)|restart(?:ed|ing|s)?|booting|rejoin(?:ed|ing)|respawn(?:ed|ing)?)\b"
+    r"|restor(?:ed|ing)|re-?(?:start|creat|schedul|provision|spawn|join)(?:ed|ing|s)?|booting"
+    r"|resett?(?:ing)? workers)\b"
 )
 _END: Final = re.compile(
     r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|wrote|written|passed"
@@ -194,7 +198,8 @@ _VALUE: Final = re.compile(
 IS_READY: Final = re.compile(
     r"(?i)\bapplication startup complete\b|\brunning on (?:\w+ )?(?:url\b|https?:)"
     r"|\bstarted (?:http|grpc)\w*service\b|\bto see the gui go to\b"
-    r"|\buse control-c to stop this server\b"
+    r"|\buse control-c to stop this server\b|\(press ctrl\+c to quit\)"
+    r"|\bview your streamlit app in your browser"
 )
 _SHUT: Final = re.compile(
     r"(?i)(?:^|: +|\] )shutting down(?:: master)?$|\bshutting down (?:fastapi|the server)"
@@ -204,13 +209,15 @@ _SHUT: Final = re.compile(
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
 _SUCCESS: Final = re.compile(
-    r"(?i)\(success\)|\"status\": \"success\"|WorkerState\.SUCCEEDED|worker group successfully finished"
+    r"(?i)\(success\)|(?-i:^SUCCESS +\|)|\"status\": \"success\"|WorkerState\.SUCCEEDED"
+    r"|worker group successfully finished|\[State Transition\] \w+ -> FINISHED\b"
+    r"|^job\b.{0,60} (?:succeeded|(?:finished|completed) successfully)$"
     r"|max_(?:epochs|steps)=\d+` reached|^=+ \d+ passed\b"
-    r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b"
+    r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b|\bsuccess count == \d+ -> stop running"
 )
 _OVER: Final = re.compile(
     r"(?i)(?:\btraining (?:(?:job|run) )?(?:is |has )?(?:finished|completed?|done|over|ended)"
-    r"|\bfinished training"
+    r"|\bfinished (?:\w+ )?training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
     r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
@@ -299,6 +306,8 @@ def _kinds_of(text: str) -> frozenset[str]:
     if _QUEUED.search(text) and not _WORKS.search(text):
         return frozenset([STUCK])
     if (_UP.search(text) and not _ANSWER.search(text)) or (_IDLES.search(text) and not _WORKS.search(text)):
+        return frozenset([UP])
+    if _RUNS.search(text):
         return frozenset([UP])
     if _REFUSAL.search(text):
         return frozenset([STEP, REFUSED])

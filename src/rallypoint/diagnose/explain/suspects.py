@@ -44,9 +44,10 @@ _WORDS: Final = (
     (r"^\s*raise \w+[.(]|^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
         r"^During handling of |^The above exception was |^Last error:$|^Error in atexit|^--- Logging error"
-        r"|^Exception in thread ",
+        r"|^(?:\[\w+\] )?Exception in (?:thread|callback) ",
         -9,
     ),  # the answer is in the next lines
+    (r"^Vulnerability [\w ]{1,40}: ", -9),  # of a processor
     (r"^#(?!#\[)", -3),  # a table's head, or a comment
     (r"^slurmstepd: error: _", -9),  # Slurm's own book-keeping, by the name of a function
     (

@@ -44,6 +44,11 @@ _ALONE: Final = re.compile(
 _SHOWN: Final = re.compile(
     r"(?P<kind>[A-Z]\w*(?:Error|Exception)(?:Impl)?)\((?:(?P<quote>[\"'])(?P<message>.*)(?P=quote),?)?\)$"
 )
+# wandb, of a run of a sweep.
+_ERRORED: Final = re.compile(
+    r"Run \w+ errored: (?P<kind>[A-Z]\w*(?:Error|Exception))"
+    r"\((?:(?P<quote>[\"'])(?P<message>.*)(?P=quote),?)?\)$"
+)
 _SHOWS: Final = "CompilationError"
 _FLAT: Final = re.compile(r"(?:\\n|\s)(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ")
 # Errors of argparse, and C++'s last words, are exceptions in all but name.
@@ -293,7 +298,7 @@ class Traceback:
             raised = Raised(self._thrown, found["message"], None, chained=False)
             self._thrown, self._after = _CXX, _AFTER_LINES
             return raised
-        found = _ALONE.match(text) or _USAGE.match(text)
+        found = _ALONE.match(text) or _USAGE.match(text) or _ERRORED.match(text)
         if found is None and self._after and self._wrapper and self._wrapper.name == _SHOWS:
             found = _SHOWN.match(text)
         if found is None:

@@ -25,7 +25,7 @@ from rallypoint.diagnose.explain import Explanation, Log, explain
 from rallypoint.diagnose.verify import SIMULATION
 
 _TESTS = Path(__file__).parent
-_SECONDS = 100
+_SECONDS = 240
 _ECHOED = "rank_raises"
 _ENDED_WELL = "name_late"
 _IMPORT_MUCH = ("ddp_models_differ", "ddp_unused_parameters", "no_libuv")

@@ -21,6 +21,9 @@ _THREAD = "Exception in thread Thread-5:\n" + traceback("EOFError").replace("in 
 _FEEDER = traceback("BrokenPipeError: [Errno 32] Broken pipe").replace("in train", "in _feed")
 _TEE = traceback(_BANANA, "[default1]:")
 _RESET = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
+_LACK = traceback("ModuleNotFoundError: No module named 'triton'")
+_LEAVES = ("green", "yellow", "red", "brown", "dry")
+_CLIENT_GONE = _RESET.replace("in train", "in _call_connection_lost")
 _KILLED = "W1115 14:36:19.1 7 torch/x.py:8] Received Signals.SIGTERM death signal, shutting down workers\n"
 _CANCELLED = "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n"
 _REFUSED = "ssh: connect to host worker-0 port 22: Connection refused\n"
@@ -313,14 +316,6 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "A worker died or was killed\nRecreated failed worker with index 2\n" + _STEPS,
         "A worker died or was killed\n" + _STEPS,
     ),
-    "done with fewer workers": (
-        "A worker died or was killed\nRe-starting training\nFinished XGBoost training on all data\n",
-        "A worker died or was killed\nRe-starting training\n",
-    ),
-    "what a launcher says at the end": (
-        _STEPS + _EXITED + "Job 'raysubmit_7' succeeded\n",
-        _STEPS + _EXITED + "Job 'raysubmit_7' submitted\n",
-    ),
     "a command that failed, and was not needed": (
         traceback("subprocess.CalledProcessError: Command '['cc']' returned non-zero exit status 1.")
         + _STEPS,
@@ -331,33 +326,52 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         f"{_STEPS}[ERROR] Exception in callback f(None)\nhandle: <Handle f(None)>\n{_RESET}Done in 9.1 s\n",
         f"{_STEPS}[ERROR] Exception in f(None)\nhandle: <Handle f(None)>\n{_RESET}Done in 9.1 s\n",
     ),
+    "what a launcher says at the end": (
+        _STEPS + _EXITED + "Job 'raysubmit_7' succeeded\n",
+        _STEPS + _EXITED + "Job 'cleanup' succeeded\nStarting upload of logs\nDone.\n",
+    ),
     "what is not there": (
-        "2024-04-16 20:32:52 WARNING  Triton is not available\n" + _RAISED + "Done in 9.1 s\n",
-        "2024-04-16 20:32:52 WARNING  Triton is slow\n" + _RAISED + "Done in 9.1 s\n",
+        "2024-04-16 20:32:52 WARNING  Triton is not available\n"
+        + _LACK
+        + _SETTINGS
+        + "b\nc\nDone in 9.1 s\n",
+        "2024-04-16 20:32:52 WARNING  Triton is not available\n"
+        + _RAISED
+        + _SETTINGS
+        + "b\nc\nDone in 9.1 s\n",
     ),
-    "a server that was interrupted": (
-        "Running on local URL:  http://a\n" + _STEPS + traceback("KeyboardInterrupt"),
-        "Running on local URL:  http://a\n" + _BAR + traceback("KeyboardInterrupt"),
-    ),
-    "words of an end, and more": (
-        _STEPS + "ran out of memory trying to allocate 5 GiB\n" + _SETTINGS,
-        _STEPS + "ran out of memory trying to allocate 5 GiB\nsetting a is on\n",
+    "an allocator that tries again": (
+        _STEPS + "Allocator (GPU_0_bfc) ran out of memory trying to allocate 5.32GiB\n",
+        _STEPS + "GPU 0 is out of memory\n",
     ),
     "an error that is a metric": (
         "epoch 1 train error: 0.25 lr 0.1\nepoch 2 train error: 0.24 lr 0.1\n",
-        "epoch 1 train error: disk quota\nepoch 2 train error: disk quota\n",
+        _RAISED
+        + "step 1 store error: 10.0.0.4 did not answer\nstep 2 store error: 10.0.0.4 did not answer\n",
     ),
     "what a machine has": (
-        "DeepSpeed general environment info:\ntorch version .... 2.4.0\n",
-        "DeepSpeed general environment info:\ntorch version .... 2.4.0\nLoading extension module\n",
+        "DeepSpeed general environment info:\ntorch version .... 2.4.0\nOS: a\n",
+        "DeepSpeed general environment info:\ntorch version .... 2.4.0\nOS: a\nrank: 0 world_size: 16\n",
     ),
-    "a look at what a job has left": (
-        "$ python prepare.py\nreading 9 files\n$ ls out\na.json  b.json\n",
-        "$ ls out\na.json  b.json\n$ python prepare.py\nreading 9 files\n",
+    "words that nobody knows": (
+        "Loading corpus\n" + "".join(f"{word} leaves of the tree\n" for word in _LEAVES),
+        "Loading corpus\n" + "".join(f"{word} leaves of the tree\n" for word in _LEAVES[1:]),
     ),
-    "who watches a job": (
-        "=== Checking ===\nJob status: JobStatus.RUNNING\n=====\n",
-        "=== Checking ===\nJob status: JobStatus.PENDING\n=====\n",
+    "a client that is gone": (
+        f"{_STEPS}| ERROR | asyncio | Exception in callback T._call_connection_lost(None)\n{_CLIENT_GONE}",
+        f"{_STEPS}| ERROR | asyncio | Exception in callback T.step(None)\n{_RESET}",
+    ),
+    "what a file watcher finds": (
+        f"Examining the path of torch.classes raised:\n{_RAISED}Done in 9.1 s\n",
+        f"The start of the app raised:\n{_RAISED}Done in 9.1 s\n",
+    ),
+    "a count of failures": (
+        _STEPS + "Summary:\n  - Successful Queries:  1\n  - Failed Queries:      0\n",
+        _STEPS + "Summary:\n  - Successful Queries:  0\n  - Failed Queries:      1\n",
+    ),
+    "a group of the kernel": (
+        "slurmstepd: error: unable to create cgroup '/sys/fs/a' : No space left on device\ndone in 9.1 s\n",
+        "error: unable to create '/srv/a' : No space left on device\ndone in 9.1 s\n",
     ),
     "what pip says of other packages": (
         "ERROR: pip's dependency resolver does not currently\nSuccessfully installed x\n",

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
@@ -154,7 +155,7 @@ def test_the_sieve_keeps_ordinary_lines_out() -> None:
 def test_of_lines_that_differ_in_numbers_a_few_are_looked_at_unless_one_matters() -> None:
     evidence = Evidence(causes())
     sieve = Sieve(evidence.texts(), evidence.texts_to_try())
-    steps = [f"[rank{number % 8}]: step {number} train error: 0.{number}" for number in range(100)]
+    steps = [f"{sha256(b'%d' % number).hexdigest()} train error: 0.{number}" for number in range(100)]
     raised = [f"[rank{number}]: FooError: {number}" for number in range(100)]
     block = "\n".join([*steps, *raised]).encode()
     looked_at = []
@@ -164,6 +165,17 @@ def test_of_lines_that_differ_in_numbers_a_few_are_looked_at_unless_one_matters(
             sieve.keep(raised[index - len(steps)].encode())
     assert looked_at == [*range(5), *range(100, 200)]
     assert [*sieve.select(block)] == [*range(100, 200)]
+
+
+def test_what_machines_differ_in_is_found_behind_many_that_agree() -> None:
+    late = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+    logs = [
+        Log(f"node-{at}.log", [f"  run_id           : {4711 + at // 7}\n{late}".encode()]) for at in range(8)
+    ]
+    verdict = explain(logs).verdict
+    assert verdict is not None
+    assert verdict.incident.cause is not None
+    assert verdict.incident.cause.id == "run-ids-differ"
 
 
 def test_a_line_whose_numbers_decide_is_always_looked_at() -> None:

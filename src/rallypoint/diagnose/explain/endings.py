@@ -125,8 +125,11 @@ _CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: wall
 _WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
 """A job that is over waits for nobody."""
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
-_INTERRUPTED: Final = "KeyboardInterrupt"
-_COMMAND_FAILED: Final = "CalledProcessError"
+_COMPILER_FAILED: Final = re.compile(
+    r"\bCalledProcessError: Command '\['[^']{0,200}\b(?:[gt]?cc|[gc]\+\+|clang|nvcc|cl|ninja)(?:\.exe)?'"
+    r".{0,4000} returned non-zero"
+)
+"""A program can do without what it was to compile, and says so by its next steps."""
 _CODE: Final = re.compile(
     r"(?:return code =|exit code:?|exitcode:|exited with code|exit status|non-zero status|退出代码)"
     r" *'?(?P<code>-?\d+)|(?:on signal|with signal|Signals\.SIG\w+:|^signal) *\(?(?P<signal>\d+)",
@@ -196,7 +199,6 @@ class Ending:
         ended = ended and bool(_ENDED_BADLY.search(without_denials(line.text)))  # rarely, since it is slow
         gave_up = line.text.startswith(_GAVE_UP)
         told = _TOLD.search(line.text) is not None or (ended and code is not None and code in _ASKED)
-        told = told or (raised is not None and raised.name == _INTERRUPTED)
         self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
         spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
@@ -216,7 +218,7 @@ class Ending:
         if line.marked and (raised is not None or (known and line.severity == SERIOUS)):
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
-        caught = raised is not None and raised.name == _COMMAND_FAILED  # perhaps: the program itself ran on
+        caught = raised is not None and _COMPILER_FAILED.search(line.text) is not None  # perhaps
         gone = (ended and not told and not caught and not _TRY_FAILED.search(line.text)) or alone
         if line.severity != MILD and gone and not self._told:
             self._final, self._started = number, False
@@ -279,8 +281,7 @@ class Ending:
             return False
         if not self._hard and not self._followed:
             return self._went_by(life)
-        again = life.is_over_after(self.last) and life.began_again_after(self.last)
-        return over or again or self._is_far_behind(life) or _went_on(life, self.last, self._failed)
+        return over or self._is_far_behind(life) or _went_on(life, self.last, self._failed)
 
     def _is_started_anew(self, life: Life) -> bool:
         """Whether what was gone for good has been started again, and works."""

@@ -18,7 +18,7 @@ from rallypoint.diagnose.explain.endings import Ending, Table, Tries
 from rallypoint.diagnose.explain.knowledge import Cause, fill
 from rallypoint.diagnose.explain.layers import LAYERS, Layer
 from rallypoint.diagnose.explain.life import Life
-from rallypoint.diagnose.explain.sieve import asks_for_numbers, reduce, required_literals
+from rallypoint.diagnose.explain.sieve import Literals, asks_for_numbers, reduce, required_literals
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.suspects import Suspects
 from rallypoint.diagnose.explain.tracebacks import Raised
@@ -204,7 +204,13 @@ class Evidence:
         self.suspects = Suspects()
         self.contexts: set[str] = set()
         self._room = _MOST_SIGHTINGS
-        self._literals = {cause: _literals_of(cause) for cause in causes}
+        self._causes = tuple(causes)
+        self._with: dict[bytes, list[int]] = {}
+        """For each text, the numbers of the causes that have it."""
+        for number, cause in enumerate(self._causes):
+            for text in _literals_of(cause):
+                self._with.setdefault(text, []).append(number)
+        self._literals = Literals(self._with)
         self._by_form: dict[bytes, list[Cause]] = {}
         self._contexts = {pattern.pattern: pattern for cause in causes for pattern in cause.context}
 
@@ -213,24 +219,24 @@ class Evidence:
         marks = (mark for layer in LAYERS for mark in layer.marks)
         for mark in (*tracebacks.MARKS, *endings.SELECTED, *local_ranks.MARKS, *reasons.MARKS, *marks):
             yield reduce(mark.encode())
-        for pattern in (*self._patterns(), *self._contexts.values()):
-            if asks_for_numbers(pattern):
-                yield from required_literals(pattern)
+        for pattern in self._patterns(by_numbers=True):
+            yield from required_literals(pattern)
 
     def texts_to_try(self) -> Iterator[bytes]:
         """Of lines that have only these, and differ in numbers only, none matters if the first few do not.
 
         Every other line that matters has one of `texts`.
         """
-        for pattern in (*self._patterns(), *self._contexts.values()):
-            if not asks_for_numbers(pattern):
-                yield from required_literals(pattern)
-        for pattern in suspects.PATTERNS:
+        for pattern in (*self._patterns(by_numbers=False), *suspects.PATTERNS):
             yield from required_literals(pattern)
         yield from _EXCEPTIONS
 
-    def _patterns(self) -> Iterator[re.Pattern[str]]:
-        return (pattern for cause in self._literals for pattern in cause.patterns)
+    def _patterns(self, *, by_numbers: bool) -> Iterator[re.Pattern[str]]:
+        """The patterns for which the numbers of a line may decide, or those for which they do not."""
+        for cause in self._causes:
+            for pattern in (*cause.patterns, *cause.context):
+                if by_numbers == (bool(cause.differs or cause.where) or asks_for_numbers(pattern)):
+                    yield pattern
 
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means, each with the facts that the line tells."""
@@ -245,9 +251,8 @@ class Evidence:
         if known is None:
             if len(self._by_form) >= _MOST_FORMS:
                 self._by_form.clear()
-            texts = self._literals.items()
-            known = [cause for cause, literals in texts if any(each in reduced for each in literals)]
-            self._by_form[reduced] = known
+            numbers = {number for text in self._literals.found_in(reduced) for number in self._with[text]}
+            known = self._by_form[reduced] = [self._causes[number] for number in sorted(numbers)]
         return known
 
     def note_contexts(self, text: str) -> None:

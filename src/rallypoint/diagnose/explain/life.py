@@ -46,7 +46,7 @@ from rallypoint.diagnose.explain.signs import (
 )
 from rallypoint.diagnose.explain.suspects import is_played_down
 from rallypoint.diagnose.explain.tracebacks import BEGIN as BEGIN_OF_TRACEBACK
-from rallypoint.diagnose.explain.tracebacks import IGNORED
+from rallypoint.diagnose.explain.tracebacks import CLIENT_LOST, IGNORED
 
 Who = tuple[Process, int | None]
 """A process by its rank, else by its number, as far as a line tells."""
@@ -79,17 +79,18 @@ _HEADS_REPORT: Final = re.compile(
     r"|printing \w+ config\.\.\.$|versions of relevant libraries:$"
 )
 """The head of a report about a machine and what is installed on it, which somebody has asked for."""
-_SETTING: Final = re.compile(
-    r"\s*(?:\[\w+\] \S|(?![A-Z][a-z]+ing\b)\w[\w .()/-]{0,60}(?:: |=| \.{2,} )\S(?!.*\.\.\.$))"
+_IN_REPORT: Final = re.compile(
+    r"\[(?:pip3?|conda)\] |\W*$|\w[\w .-]{0,60} \.{2,} |[A-Z_]+=|\s"
+    r"|(?![A-Z][a-z]+ing )(?!.*(?i:rank|world.?size|nccl|gloo|backend|distributed))"
+    r"\w[\w ().%/-]{0,60}:(?: |$)"
 )
-_PROMPT: Final = re.compile(
-    r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:\S{1,80}|PS \S{1,80}|[A-Z]:\\\S{0,80})?[$#>] ?(?P<command>\S.*)"
+_MEETS: Final = re.compile(
+    r"(?i)nccl|gloo|world.?size|\branks?\b|\bworkers?\b|\binit|\bdistributed\b|\bbackend\b|placement group"
+    r"|\bcuda graph|\b(?:step|epoch|iter\w*) 0\b"
+    r"|\b(?:no progress|stuck|stall\w*|h[au]ng\w*|still|wait\w*|heartbeats?|alive|idle|retr\w+|attempt"
+    r"|pending)\b"
 )
-_LOOKS: Final = re.compile(
-    r"(?:\S{1,80}/)?(?:ls|ll|dir|wc|du|tree|find|file|stat|md5sum|nvidia-smi|nvcc|pip|head|cat)\b"
-    r"(?!.*\.(?:log|out|err|txt)\b)"
-)
-"""One looks at what a program has left: so it has ended, and the shell has said nothing of that."""
+"""What a job speaks of before its first step, while its processes meet, and what one says that waits."""
 _MANY: Final = 5
 """So many further steps of others are not made without a process that takes part in them."""
 
@@ -109,7 +110,9 @@ class Life:
     tail: tuple[tuple[int, str], ...] = ()
     """The last lines, with their numbers."""
     is_report: bool = False
-    """Whether the lines end with a report about the machine: that is all there was to do."""
+    """Whether the lines end with a report about a machine: that is all there was to do."""
+    started: int = 0
+    """The number of the last line that speaks of a start, or of what comes before the first step."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -164,11 +167,17 @@ class Life:
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
 
     @property
+    def is_past_start(self) -> bool:
+        """Whether the program has gone on to speak of other things than of a start, and of no failure."""
+        if self._is_stuck or self._has_not_moved:
+            return False
+        calm = [number for number in self.calm if number > self.started]
+        return len(calm) >= _MANY and calm == [number for number in self.plain if number > self.started]
+
+    @property
     def is_cut_short(self) -> bool:
         """Whether words of an end come right after a step, and after them no more than what was saved."""
         if self.last_words is None or self.is_over_before(self.last_words[0]):
-            return False
-        if self.is_calm_after(self.last_words[0], times=2):
             return False
         steps = self._lines(STEP)
         return bool(steps) and max(self._lines(OVER, SUCCESS, SHUT), default=0) < steps[-1]
@@ -235,9 +244,7 @@ class Life:
     def began_again_after(self, line: int) -> bool:
         """Whether the job was started again after a line and made a step since, or came to a good end."""
         begins = [number for number in self._lines(BEGIN, READY) if number > line]
-        if begins and (self.works_after(begins[0]) or self.is_over_after(begins[0])):
-            return True
-        if any(each > line for each in self._lines(SUCCESS)):
+        if (begins and self.works_after(begins[0])) or any(each > line for each in self._lines(SUCCESS)):
             return True
         first = next((sign for sign in self.signs if STEP in sign.kinds), None)
         return first is not None and first.line > line and set(first.step.split()) <= {"0", "1"}
@@ -247,15 +254,10 @@ class Life:
         return any(sign.line > line and STEP in sign.kinds and READY not in sign.kinds for sign in self.signs)
 
     def is_shut_by(self, line: int) -> bool:
-        """Whether a server that was told to end in a line was between its answers, or ended in good order."""
+        """Whether a server that was told to end in a line was at work, or ended in good order after it."""
         before = [sign for sign in self.signs if sign.line < line and not sign.kinds.isdisjoint((STEP, UP))]
         shut = any(number > line for number in self._lines(SHUT))
-        if not before:
-            return False
-        last = before[-1]
-        in_a_bar = last.step.startswith(DRAWN) and not last.full
-        served = any(READY in sign.kinds for sign in before[:-1]) and READY not in last.kinds
-        return shut or (served and not in_a_bar) or last.form == ANSWERED
+        return bool(before) and (shut or before[-1].form == ANSWERED)
 
     def is_over_before(self, line: int) -> bool:
         """Whether the job had come to its end before a line: after steps, or what is done is but its start.
@@ -327,20 +329,23 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     plain = tuple(number for number, line in lines if _is_plain(line))
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
     tail = tuple((number, line.text) for number, line in lines[-_TAIL:])
-    return Life(signs, last, text, plain, calm, tail, _ends_with_report(lines), words)
+    started = max((number for number, line in lines if _is_of_start(line.text)), default=0)
+    return Life(signs, last, text, plain, calm, tail, _ends_with_report(lines), started, words)
 
 
-def _ends_with_report(lines: Sequence[tuple[int, Line]]) -> bool:
-    """Whether the last lines tell what a machine has, or what a job has left: nothing is at work there."""
-    said = [line for _, line in lines if line.text.strip()]
-    for at, line in reversed([*enumerate(said)]):
-        if line.record or line.stamp is not None:
-            return False
+def _is_of_start(text: str) -> bool:
+    return IS_BEGUN.search(text) is not None or _MEETS.search(text) is not None
+
+
+def _ends_with_report(lines: Iterable[tuple[int, Line]]) -> bool:
+    """Whether all behind the head of a report about a machine is of this report."""
+    reported = False
+    for _, line in lines:
         if _HEADS_REPORT.match(line.text):
-            return _SETTING.match(said[-1].text) is not None
-        if prompt := _PROMPT.match(line.text):
-            return 0 < at < len(said) - 1 and _LOOKS.match(prompt["command"]) is not None
-    return False
+            reported = True
+        elif reported and line.text.strip():
+            reported = line.stamp is None and _IN_REPORT.match(line.text) is not None
+    return reported
 
 
 def _is_plain(line: Line) -> bool:
@@ -351,10 +356,10 @@ def _is_plain(line: Line) -> bool:
 
 
 def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
-    """The first line that speaks of an end, with its number. What Python ignores, it does not."""
+    """The first line that speaks of an end, with its number. What is ignored does not."""
     ignored = False
     for number, line in lines:
-        if line.text.startswith(IGNORED):
+        if line.text.startswith(IGNORED) or f"{CLIENT_LOST}(" in line.text:
             ignored = True
         elif ignored:
             ignored = line.text[:1] in ("", " ", "\t") or line.text.startswith(BEGIN_OF_TRACEBACK)

@@ -40,12 +40,12 @@ _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 # Words of a warning about an exception; other warnings may stand before any traceback.
 _WARNED_OF: Final = re.compile(
     r"(?i)traceback|exception|error|fail|could not|cannot|can't|won't|unable|skip(?!\w*[=:])|ignor"
-    r"|\bnot (?:available|found|installed|supported)|unavailable|missing"
 )
+_WARNED_OF_LACK: Final = re.compile(r"(?i)\bnot (?:available|found|installed)\b|\b(?:unavailable|missing)\b")
 _RETRIED: Final = re.compile(r"failed with retryable exception\b.{0,200}\b[1-9]\d* retries left")
 _ASIDE: Final = re.compile(
     r"(?:\[\w+\] )?Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit"
-    r"|--- Logging error"
+    r"|--- Logging error|Examining the path of \S+ raised:"
 )
 _LAST_WORD: Final = re.compile(r"\b(?:FATAL|CRITICAL|PANIC)\b")
 _ITEM: Final = ("- ", "* ", "\t- ", "  - ", "  * ")
@@ -176,7 +176,7 @@ class _Scanner:
     def _take(self, index: int) -> None:
         """A line, or what matters of its parts: a progress bar may write a hundred thousand into one line."""
         self._at = index
-        parts = self._lines[index].split(b"\r")
+        parts = self._lines[index].rstrip(b"\r").split(b"\r")
         selected = self._sieve.select(b"\n".join(parts)) if len(parts) > 1 else (0,)
         self._take_selected(selected, len(parts), lambda at: self._take_part(self._lines[index], parts[at]))
 
@@ -211,7 +211,9 @@ class _Scanner:
         """Whether a line belongs to the frames of a traceback, and the exception if it is its end."""
         state = self._tracebacks.get(line.writer) or Traceback()
         if tracebacks.BEGIN in line.text:
-            state.warned, state.aside = self._is_warned_of(line), self._stands_behind(_ASIDE, 2)
+            state.warned = self._is_warned_of(line, _WARNED_OF)
+            state.aside = self._stands_behind(_ASIDE, 2) or (state.chained and state.aside)
+            state.warned_of_lack = self._is_warned_of(line, _WARNED_OF_LACK)
             state.alone = self._stands_behind(_ALONE, 1)
             state.head = self._number - 1 if self._is_heading(line) else 0
         raised = state.take(line.text)
@@ -225,13 +227,13 @@ class _Scanner:
             self._tracebacks[line.writer] = state
         return state.frame, raised
 
-    def _is_warned_of(self, head: Line) -> bool:
+    def _is_warned_of(self, head: Line, words: re.Pattern[str]) -> bool:
         """Whether a traceback belongs to a warning: a logger's, in its first line or in the one before."""
         before = next(self._earlier(), b"")
         record = head if head.record else self._split(before)
         if record.writer == head.writer and _RETRIED.search(record.text):
             return True
-        return record.record and record.severity == MILD and bool(_WARNED_OF.search(record.text))
+        return record.record and record.severity == MILD and bool(words.search(record.text))
 
     def _is_heading(self, head: Line) -> bool:
         """Whether the line before a traceback only announces it."""

@@ -6,8 +6,8 @@ through that have one.
 
 Lines of a training log differ in their numbers and in little else. So lines and texts are compared in a
 reduced form (`reduce`): lower case, without digits, blanks and signs. Each form is searched once; a block of
-lines whose forms are all known costs a translation, a split and a set. Nothing is lost: a line that holds a
-text also holds it in the reduced form (a test compares with looking at every line).
+lines whose forms are all known costs a translation, a split and a set. A line that holds a text also holds it
+in the reduced form (a test compares with looking at every line). Where numbers decide, all are looked at.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07
 """Escape sequences: colours, titles, links. They are removed first, since a reduced form hides their end."""
 
 _ENOUGH: Final = 5
+_ID: Final = re.compile(rb"[a-f]{5,}")
+"""What is left of an id or an address in hexadecimal digits."""
 _SHORTEST: Final = 4
 """Shorter texts are in too many lines to be of use."""
 VARIABLE: Final = b"0123456789 .+-\r"
@@ -132,6 +134,22 @@ def _of_part(code: str, value: Any) -> frozenset[bytes]:
     return frozenset()
 
 
+class Literals:
+    """Finds which of many texts are in a form, by the first bytes of each: to look for one by one is slow."""
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        self._by_head: dict[bytes, list[bytes]] = {}
+        for text in texts:
+            self._by_head.setdefault(text[:_SHORTEST], []).append(text)
+
+    def found_in(self, form: bytes) -> Iterator[bytes]:
+        """The texts that the form has, as they come."""
+        for at in range(len(form) - _SHORTEST + 1):
+            for text in self._by_head.get(form[at : at + _SHORTEST], ()):
+                if form.startswith(text, at):
+                    yield text
+
+
 # The sieve -------------------------------------------------------------------------------------------------
 
 
@@ -156,38 +174,41 @@ class Sieve:
         new = set(forms) - self._clean
         if not new:
             return iter(())
-        hits = self._examine(new)
-        for known in (self._clean, self._looks, self._kept):
-            if len(known) > _MOST_FORMS:
+        hits = _with_any(self._texts, new)
+        if max(map(len, (self._clean, self._looks, self._kept))) > _MOST_FORMS:
+            for known in (self._clean, self._looks, self._kept):
                 known.clear()
         self._clean.update(form for form in new - hits if len(form) <= _LONGEST_FORM)
-        return self._asked_for(forms, hits)
+        return self._asked_for(forms, hits, _with_any(self._always, hits))
 
     def keep(self, line: bytes) -> None:
         """A line mattered: let all lines of its form through, here and in the blocks that follow."""
         form = _forms(line)[0]
-        if form in self._looks:
-            self._kept.add(form)
+        kind = _ID.sub(b"", form)
+        if kind in self._looks:
+            self._kept.add(kind)
             self._clean.discard(form)
 
-    def _asked_for(self, forms: Iterable[bytes], hits: set[bytes]) -> Iterator[int]:
-        always = {form for form in hits if any(text in form for text in self._always)}
+    def _asked_for(self, forms: Iterable[bytes], hits: set[bytes], always: set[bytes]) -> Iterator[int]:
         for index, form in enumerate(forms):
-            if form in hits and (form in always or form in self._kept or self._is_worth_a_look(form)):
+            if form in hits and form not in self._clean and (form in always or self._is_worth_a_look(form)):
                 yield index
 
     def _is_worth_a_look(self, form: bytes) -> bool:
-        if len(form) > _LONGEST_FORM:
+        kind = _ID.sub(b"", form)
+        if kind in self._kept or len(form) > _LONGEST_FORM:
             return True
-        self._looks[form] += 1
-        if self._looks[form] >= _ENOUGH:
+        self._looks[kind] += 1
+        if self._looks[kind] >= _ENOUGH:
             self._clean.add(form)
-        return self._looks[form] <= _ENOUGH
+        return self._looks[kind] <= _ENOUGH
 
-    def _examine(self, forms: set[bytes]) -> set[bytes]:
-        everything = b"\n".join(forms)
-        texts = [text for text in self._texts if text in everything]
-        return {form for form in forms if any(text in form for text in texts)} if texts else set()
+
+def _with_any(texts: Iterable[bytes], forms: set[bytes]) -> set[bytes]:
+    """The forms that contain one of some texts."""
+    everything = b"\n".join(forms)
+    there = [text for text in texts if text in everything]
+    return {form for form in forms if any(text in form for text in there)} if there else set()
 
 
 def _forms(block: bytes) -> list[bytes]:

@@ -69,7 +69,6 @@ ANSWERED: Final = "answered"
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
-    rf"|\b(?:training pass|processed)\b{_NUMBER}"
     rf"|\b(?:steps|iter(?:ation)?s|epochs|batches|samples|it)\b{_SIGN}\d+(?:\s?(?:/|of)\s?\d|\b.{{1,200}}\d\.\d)"
     rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"
     rf"|grad[ _]norm|eta|tflops|mfu|pass@\d+|err@\d)\b{_NUMBER}"
@@ -98,8 +97,6 @@ _STEPS: Final = 3
 _UP: Final = re.compile(
     r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b|\b[2-4]\d\d\b.{0,60}\b(?:GET|HEAD)\b[ "]{1,9}/'
 )
-_RUNS: Final = re.compile(r"\b(?:[Ss]tatus|[Pp]hase|[Ss]tate)\b[:= ]{1,3}(?:\w+\.)?(?:RUNNING|Running)\b")
-"""Who watches a job has seen it run."""
 _QUEUED: Final = re.compile(
     r"\b(?:Running|Waiting|Pending): [1-9]\d* reqs\b|#running-req: 0\b.{0,200}#queue-req: [1-9]"
 )
@@ -114,7 +111,9 @@ DRAWN: Final = "bar "
 """Stands before the counters of a bar, which may be drawn a second time."""
 _AT_ZERO: Final = r"\|\s*0/\d+ \[|\?(?:it/s|s/it)"
 _NO_STEP: Final = re.compile(
-    r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed|error: (?!-?\d+\.\d)"
+    r"(?i)exception|traceback|fatal|fail(?:ed|ure)|abort|killed"
+    # not if it is a metric's
+    r"|error: (?!-?\d+\.\d+(?:$|[,;|) ]+(?:$|\w[\w/ ]{0,20}[=: ] ?-?\d)))"
     rf"|{_AT_ZERO}"
     # what is said and done at an end, also at a bad one
     r"|^wandb: |\b(?:emergency|crash|checkpoint|ckpt|sav(?:ed|ing)|dump(?:ed|ing)?)\b"
@@ -146,7 +145,7 @@ LAST_WORDS: Final = re.compile(
     r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
     r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
     r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
-    r"|\bout of memory\b|\bmore memory than\b|\btimed out\b|\bwatchdog\b.{0,20}\btimeout\b"
+    r"|(?<!\bran )\bout of memory\b|\bmore memory than\b|\btimed out\b|\bwatchdog\b.{0,20}\btimeout\b"
     r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|diverged|traceback|stopping because)\b"
     r"|^(?:\w+(?:Error|Interrupt)|error)\b|\berror \d{1,3}$"
     r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
@@ -198,7 +197,7 @@ _VALUE: Final = re.compile(
 IS_READY: Final = re.compile(
     r"(?i)\bapplication startup complete\b|\brunning on (?:\w+ )?(?:url\b|https?:)"
     r"|\bstarted (?:http|grpc)\w*service\b|\bto see the gui go to\b"
-    r"|\buse control-c to stop this server\b|\(press ctrl\+c to quit\)"
+    r"|\buse control-c to stop this server\b"
     r"|\bview your streamlit app in your browser"
 )
 _SHUT: Final = re.compile(
@@ -209,11 +208,11 @@ _SHUT: Final = re.compile(
 )
 _RESULT: Final = re.compile(r"(?i)\b(?:final|pass@\d+)\b")
 _SUCCESS: Final = re.compile(
-    r"(?i)\(success\)|(?-i:^SUCCESS +\|)|\"status\": \"success\"|WorkerState\.SUCCEEDED"
-    r"|worker group successfully finished|\[State Transition\] \w+ -> FINISHED\b"
-    r"|^job\b.{0,60} (?:succeeded|(?:finished|completed) successfully)$"
+    r"(?i)\(success\)|\"status\": \"success\"|WorkerState\.SUCCEEDED"
+    r"|worker group successfully finished|\[State Transition\] SHUTTING_DOWN -> FINISHED\b"
+    r"|^(?-i:Job 'raysubmit_\w+' succeeded)$"
     r"|max_(?:epochs|steps)=\d+` reached|^=+ \d+ passed\b"
-    r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b|\bsuccess count == \d+ -> stop running"
+    r"|^(?-i:OK)(?: \([\w =,]{1,80}\))?$|^100% tests passed\b"
 )
 _OVER: Final = re.compile(
     r"(?i)(?:\btraining (?:(?:job|run) )?(?:is |has )?(?:finished|completed?|done|over|ended)"
@@ -306,8 +305,6 @@ def _kinds_of(text: str) -> frozenset[str]:
     if _QUEUED.search(text) and not _WORKS.search(text):
         return frozenset([STUCK])
     if (_UP.search(text) and not _ANSWER.search(text)) or (_IDLES.search(text) and not _WORKS.search(text)):
-        return frozenset([UP])
-    if _RUNS.search(text):
         return frozenset([UP])
     if _REFUSAL.search(text):
         return frozenset([STEP, REFUSED])

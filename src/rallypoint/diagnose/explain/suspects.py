@@ -44,10 +44,10 @@ _WORDS: Final = (
     (r"^\s*raise \w+[.(]|^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
         r"^During handling of |^The above exception was |^Last error:$|^Error in atexit|^--- Logging error"
-        r"|^(?:\[\w+\] )?Exception in (?:thread|callback) ",
+        r"|\bException in (?:thread|callback) \S",
         -9,
     ),  # the answer is in the next lines
-    (r"^Vulnerability [\w ]{1,40}: ", -9),  # of a processor
+    (r"^Vulnerability [\w ]{1,40}: +(?:Not affected|Mitigation|Vulnerable)\b", -9),  # of a processor
     (r"^#(?!#\[)", -3),  # a table's head, or a comment
     (r"^slurmstepd: error: _", -9),  # Slurm's own book-keeping, by the name of a function
     (

@@ -73,6 +73,8 @@ _LIBRARIES: Final = re.compile(
 _PACKAGE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<name>[A-Za-z]\w*)[/\\]")
 # The outermost frames of threads, of a queue's feeder, and of what is done at the exit.
 _ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers")
+CLIENT_LOST: Final = "_call_connection_lost"
+"""asyncio, of a client that is gone: no server ends by that."""
 _PLAIN: Final = (
     *("AttributeError", "NameError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError"),
     *("UnboundLocalError", "AssertionError", "FileNotFoundError"),
@@ -151,7 +153,7 @@ class Raised:
     instead: bool = False
     """Whether it was raised by what was to stand in for a module that could not be imported."""
     ignored: bool = False
-    """Whether Python has ignored it: it was raised in a destructor."""
+    """Whether Python has ignored it: it was raised in a destructor, or since a server's client is gone."""
     warned: bool = False
     """Whether a logger has only warned of it."""
     aside: bool = False
@@ -215,6 +217,8 @@ class Traceback:
         """Whether the last line was one of the frames, or the head of a traceback."""
         self.warned = False
         """Whether it belongs to a warning."""
+        self.warned_of_lack = False
+        """Whether it belongs to a warning of something that is not there."""
         self._body = False
         self._headless = False
         self._indent = 0
@@ -370,7 +374,8 @@ class Traceback:
             place,
             self._chained and not instead,
             instead,
-            warned=self.warned,
+            ignored=self._place is not None and self._place.function == CLIENT_LOST,
+            warned=self.warned or (self.warned_of_lack and lacks),
             aside=self.aside,
             alone=self.alone,
             library=_package_of(self._place),

@@ -22,7 +22,6 @@ _FEEDER = traceback("BrokenPipeError: [Errno 32] Broken pipe").replace("in train
 _TEE = traceback(_BANANA, "[default1]:")
 _RESET = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
 _LACK = traceback("ModuleNotFoundError: No module named 'triton'")
-_LEAVES = ("green", "yellow", "red", "brown", "dry")
 _CLIENT_GONE = _RESET.replace("in train", "in _call_connection_lost")
 _KILLED = "W1115 14:36:19.1 7 torch/x.py:8] Received Signals.SIGTERM death signal, shutting down workers\n"
 _CANCELLED = "step 9 loss 1\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-02-02T02:02:02 ***\n"
@@ -348,14 +347,6 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "epoch 1 train error: 0.25 lr 0.1\nepoch 2 train error: 0.24 lr 0.1\n",
         _RAISED
         + "step 1 store error: 10.0.0.4 did not answer\nstep 2 store error: 10.0.0.4 did not answer\n",
-    ),
-    "what a machine has": (
-        "DeepSpeed general environment info:\ntorch version .... 2.4.0\nOS: a\n",
-        "DeepSpeed general environment info:\ntorch version .... 2.4.0\nOS: a\nrank: 0 world_size: 16\n",
-    ),
-    "words that nobody knows": (
-        "Loading corpus\n" + "".join(f"{word} leaves of the tree\n" for word in _LEAVES),
-        "Loading corpus\n" + "".join(f"{word} leaves of the tree\n" for word in _LEAVES[1:]),
     ),
     "a client that is gone": (
         f"{_STEPS}| ERROR | asyncio | Exception in callback T._call_connection_lost(None)\n{_CLIENT_GONE}",

@@ -13,9 +13,10 @@ _FAILURE: Final = r"(?:errors?|exceptions?|fail(?:ed|ures?|s)?|fatals?|aborted|k
 _END_OF_FIELD: Final = r"(?=[\s,;|)}\]]*$|[,;|)}]|\s+[-|]\s|\s{2}|\s\w+[:=])"
 _DENIALS: Final = re.compile(
     rf"(?i)\b(?:no|0|zero|without(?: any)?) (?:\w{{1,20}} )?{_FAILURE}\b"
-    rf"|[\"']?\b(?:\w{{0,40}}[_ ])?{_FAILURE}(?: \w{{1,20}})?[\"']? {{0,2}}[:=] {{0,9}}"
+    rf"|[\"']?\b(?:\w{{0,40}}[_ ])?{_FAILURE}[\"']? {{0,2}}[:=] {{0,2}}"
     r"(?:0(?![.\dx])|null|none|nil|false|\"\"|''|\[\]|\{\})"
     rf"|\b{_FAILURE} 0(?=,|$)"
+    rf"|\b{_FAILURE} (?!rank|gpu|node|worker|device|host|process)\w{{1,20}}s {{0,2}}[:=] {{0,9}}0(?=\s*$)"
     # a share of many, a value: `failed to download: 0.132`, `class_error: 99.64`
     rf"|\b[a-z]\w{{0,60}}_{_FAILURE}[\"']? ?[:=] ?-?\d{{1,9}}\.\d{{1,9}}{_END_OF_FIELD}"
     rf"|\b{_FAILURE}(?: \w{{1,20}}){{0,3}}: (?:0?\.\d{{1,9}}|(?!100%)\d{{1,3}}(?:\.\d{{1,9}})?%)"

@@ -34,14 +34,8 @@ MARKS: Final = (
     *("failed (exitcode:", "Root Cause (first observed failure)", "death signal, shutting down"),
     *("terminated with signal", "terminated with exit code", "died with <Signals", "exits with return code"),
     *("ended with exit code", "ended by SIG", "Fatal Python error", "terminate called", "core dumped"),
-    *(
-        "segmentation fault",
-        "Segfault encountered",
-        "Killed process",
-        "exited with exit code",
-        "*** JOB",
-        "*** STEP",
-    ),
+    *("segmentation fault", "Segfault encountered", "Killed process", "exited with exit code"),
+    *("*** JOB", "*** STEP"),
     # mpirun, its daemons, Slurm
     *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
     *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),

@@ -104,7 +104,7 @@ class Explanation:
     stop: Stop | None = None
     """Where the logs stop, if nothing was found and they show no end; or where it stood when told to end."""
     midst: Stop | None = None
-    """Where the logs stop, if nothing was found and they end in the midst of the work."""
+    """Where the logs stop, if nothing was found and they end in the midst of steps."""
 
     @property
     def found(self) -> bool:

@@ -74,23 +74,6 @@ _SPEAKS_OF_END: Final = re.compile(
     rf"{LAST_WORDS.pattern}|(?i:error|exception|exit|shut|clos|clean|sigterm|sending|received|\bto fix\b)"
     r"|^(?:[\s=*#+-]*$|wandb|\$)"
 )
-_HEADS_REPORT: Final = re.compile(
-    r"(?i)collecting environment information|.{0,40}\benvironment info(?:rmation)?:$"
-    r"|printing \w+ config\.\.\.$|versions of relevant libraries:$"
-)
-"""The head of a report about a machine and what is installed on it, which somebody has asked for."""
-_IN_REPORT: Final = re.compile(
-    r"\[(?:pip3?|conda)\] |\W*$|\w[\w .-]{0,60} \.{2,} |[A-Z_]+=|\s"
-    r"|(?![A-Z][a-z]+ing )(?!.*(?i:rank|world.?size|nccl|gloo|backend|distributed))"
-    r"\w[\w ().%/-]{0,60}:(?: |$)"
-)
-_MEETS: Final = re.compile(
-    r"(?i)nccl|gloo|world.?size|\branks?\b|\bworkers?\b|\binit|\bdistributed\b|\bbackend\b|placement group"
-    r"|\bcuda graph|\b(?:step|epoch|iter\w*) 0\b"
-    r"|\b(?:no progress|stuck|stall\w*|h[au]ng\w*|still|wait\w*|heartbeats?|alive|idle|retr\w+|attempt"
-    r"|pending)\b"
-)
-"""What a job speaks of before its first step, while its processes meet, and what one says that waits."""
 _MANY: Final = 5
 """So many further steps of others are not made without a process that takes part in them."""
 
@@ -109,10 +92,6 @@ class Life:
     """The numbers of those among them that speak of no failure and of no end."""
     tail: tuple[tuple[int, str], ...] = ()
     """The last lines, with their numbers."""
-    is_report: bool = False
-    """Whether the lines end with a report about a machine: that is all there was to do."""
-    started: int = 0
-    """The number of the last line that speaks of a start, or of what comes before the first step."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -126,8 +105,6 @@ class Life:
         """Whether the log ends with a job at work, or with one that is done."""
         if self._is_stuck or self._has_not_moved:
             return False
-        if self.is_report:
-            return True
         ready = max(self._lines(READY), default=0)
         if any(line > ready for line in self._lines(STEP, UP, OVER)) or (ready and not self._began(ready)):
             return True
@@ -165,14 +142,6 @@ class Life:
             return False
         ends = self._lines(END, OVER, SUCCESS, SHUT)
         return bool(steps) and max(ends, default=0) < steps[-1] and not self.is_over_before(steps[-1] + 1)
-
-    @property
-    def is_past_start(self) -> bool:
-        """Whether the program has gone on to speak of other things than of a start, and of no failure."""
-        if self._is_stuck or self._has_not_moved:
-            return False
-        calm = [number for number in self.calm if number > self.started]
-        return len(calm) >= _MANY and calm == [number for number in self.plain if number > self.started]
 
     @property
     def is_cut_short(self) -> bool:
@@ -328,24 +297,9 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
     plain = tuple(number for number, line in lines if _is_plain(line))
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
-    tail = tuple((number, line.text) for number, line in lines[-_TAIL:])
-    started = max((number for number, line in lines if _is_of_start(line.text)), default=0)
-    return Life(signs, last, text, plain, calm, tail, _ends_with_report(lines), started, words)
-
-
-def _is_of_start(text: str) -> bool:
-    return IS_BEGUN.search(text) is not None or _MEETS.search(text) is not None
-
-
-def _ends_with_report(lines: Iterable[tuple[int, Line]]) -> bool:
-    """Whether all behind the head of a report about a machine is of this report."""
-    reported = False
-    for _, line in lines:
-        if _HEADS_REPORT.match(line.text):
-            reported = True
-        elif reported and line.text.strip():
-            reported = line.stamp is None and _IN_REPORT.match(line.text) is not None
-    return reported
+    return Life(
+        signs, last, text, plain, calm, tuple((number, line.text) for number, line in lines[-_TAIL:]), words
+    )
 
 
 def _is_plain(line: Line) -> bool:

@@ -69,6 +69,7 @@ ANSWERED: Final = "answered"
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
+    rf"|\btraining pass\b{_NUMBER}"
     rf"|\b(?:steps|iter(?:ation)?s|epochs|batches|samples|it)\b{_SIGN}\d+(?:\s?(?:/|of)\s?\d|\b.{{1,200}}\d\.\d)"
     rf"|(?:\b|_)(?:f1|auc|mAP|bleu|rouge\w*|wer|cer|psnr|ssim|fid|top-?\d|precision|recall|score|metric"
     rf"|grad[ _]norm|eta|tflops|mfu|pass@\d+|err@\d)\b{_NUMBER}"
@@ -145,7 +146,8 @@ LAST_WORDS: Final = re.compile(
     r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
     r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
     r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
-    r"|(?<!\bran )\bout of memory\b|\bmore memory than\b|\btimed out\b|\bwatchdog\b.{0,20}\btimeout\b"
+    r"|\bout of memory\b(?! trying to allocate)|\bmore memory than\b|\btimed out\b"
+    r"|\bwatchdog\b.{0,20}\btimeout\b"
     r"|\b(?:exceeded|abnormal(?:ly)?|lost connection|diverged|traceback|stopping because)\b"
     r"|^(?:\w+(?:Error|Interrupt)|error)\b|\berror \d{1,3}$"
     r"|已杀死|已终止|段错误|异常|中断|(?:abgebrochen|getötet|speicherzugriffsfehler|arrêté|tué|interrompu)\b"
@@ -216,7 +218,7 @@ _SUCCESS: Final = re.compile(
 )
 _OVER: Final = re.compile(
     r"(?i)(?:\btraining (?:(?:job|run) )?(?:is |has )?(?:finished|completed?|done|over|ended)"
-    r"|\bfinished (?:\w+ )?training"
+    r"|\bfinished training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
     r"|(?:\ball |^)(?:finished|completed?|done)\W*$"

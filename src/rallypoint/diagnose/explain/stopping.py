@@ -21,7 +21,7 @@ def find_stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | 
         if words and not told and source.life.is_cut_short:
             return Stop(words[1], source.name, words[0], advise(words[1], None, None))
     written = [index for index, source in enumerate(sources) if source.life.text]
-    if not written or any(source.life.shown or source.life.is_past_start for source in sources):
+    if not written or any(source.life.shown for source in sources):
         return None
     last = sources[written[-1]]
     if (written[-1], last.life.last) in noticed:
@@ -43,7 +43,6 @@ def find_standstill(verdict: Verdict, sources: Sequence[Source]) -> Stop | None:
 def find_midst(sources: Sequence[Source]) -> Stop | None:
     """Where the last of the logs stops, if all that were written to end in the midst of steps."""
     written = [source for source in sources if source.life.text]
-    lives = [source.life for source in written]
-    if not lives or not all(life.in_the_midst or (life.is_past_start and not life.shown) for life in lives):
+    if not written or not all(source.life.in_the_midst for source in written):
         return None
     return Stop(written[-1].life.text, written[-1].name, written[-1].life.last)

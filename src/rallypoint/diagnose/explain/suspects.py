@@ -44,7 +44,7 @@ _WORDS: Final = (
     (r"^\s*raise \w+[.(]|^\s+(?:raise \w|(?:warnings\.)?warn\()|^[\s^~]+$|^\s*\d* *[│|] ", -9),  # source code
     (
         r"^During handling of |^The above exception was |^Last error:$|^Error in atexit|^--- Logging error"
-        r"|\bException in (?:thread|callback) \S",
+        r"|^(?:\[ERROR\] |\W*ERROR \| asyncio \| )?Exception in (?:thread|callback) ",
         -9,
     ),  # the answer is in the next lines
     (r"^Vulnerability [\w ]{1,40}: +(?:Not affected|Mitigation|Vulnerable)\b", -9),  # of a processor

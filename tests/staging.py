@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-DEADLINE_SECONDS = 40
+DEADLINE_SECONDS = 120
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1

@@ -140,7 +140,7 @@ def test_files_and_folders_with_dumps(tmp_path: Path) -> None:
 
 
 _RECORD = """
-import os, sys
+import os, pickle, sys
 os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
 import torch, torch.distributed as dist
 store = dist.HashStore()
@@ -148,7 +148,10 @@ dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 dist.all_reduce(torch.ones(4))
 dist.barrier()
 from torch._C._distributed_c10d import _dump_fr_trace
-open(sys.argv[1], "wb").write(_dump_fr_trace())
+dump = _dump_fr_trace()
+while not all(each["retired"] or each["state"] == "completed" for each in pickle.loads(dump)["entries"]):
+    dump = _dump_fr_trace()  # a thread of gloo's notes that they are over
+open(sys.argv[1], "wb").write(dump)
 """
 
 

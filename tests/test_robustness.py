@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -248,6 +249,25 @@ def test_a_wait_keeps_its_deadline_when_the_server_stands_still(
             psutil.Process(server.process.pid).resume()
         store.set("key", "value")
         store.wait(["key"], 20)
+
+
+def test_a_value_that_a_slow_server_has_popped_is_not_lost(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "_GRACE_SECONDS", 20.0)
+    with TCPStore(server.host, server.port) as store:
+        store.queue_push("queue", "value")
+        store.set_timeout(0.05)
+        process = psutil.Process(server.process.pid)
+        process.suspend()
+        going_on = threading.Timer(0.3, process.resume)
+        going_on.start()
+        try:
+            assert store.queue_pop("queue") == b"value"
+            with pytest.raises(StoreTimeoutError, match=r"waited 0\.05 s: the queue 'queue' is empty"):
+                store.queue_pop("queue")
+        finally:
+            going_on.join()
 
 
 def test_an_absurd_length_from_the_server_is_a_lost_connection() -> None:

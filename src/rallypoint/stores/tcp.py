@@ -58,7 +58,7 @@ _WORKERS = b"init/"
 _POLL_SECONDS = 0.01
 _FIRST_REPORT = 10.0
 _OWN_SECONDS = 10.0
-_GRACE_SECONDS = 2.0  # to cancel a wait whose deadline has passed, and to ask what is missing
+_GRACE_SECONDS = 2.0  # for answers behind the deadline of a wait: of its end, of what is missing, of a value
 _KEYS_NAMED = 4096
 
 
@@ -445,7 +445,8 @@ def _wire_keys(keys: Sequence[str]) -> list[bytes]:
 
 def _pop(connection: Connection, key: str, deadline: Deadline) -> bytes | None:
     connection.send(request(Op.QUEUE_POP, _wire_key(key)), deadline)
-    value = connection.read_blob(deadline) if connection.read_i64(deadline) > 0 else None
+    patience = Deadline(deadline.remaining + _GRACE_SECONDS)  # the server may have taken a value out already
+    value = connection.read_blob(patience) if connection.read_i64(patience) > 0 else None
     connection.finish()
     return value
 

@@ -57,6 +57,7 @@ def _cause_of(*texts: str) -> str | None:
         (["+ torchrun --rdzv-id=7 train.py\n", "+ torchrun --rdzv_id 8 train.py\n"], "run-ids-differ"),
         (["+ torchrun --rdzv-id=7 train.py\n", "+ torchrun --rdzv_id 7 train.py\n"], "rendezvous-timeout"),
         (["PING n0 (10.0.0.5) 56(84) bytes\n", "n0 resolves to 10.0.0.7\n"], "name-differs"),
+        (["PING n0 (10.0.0.5): 56 data bytes\n", "n0 resolves to 10.0.0.7\n"], "name-differs"),
         (["PING n0 (10.0.0.5) 56(84) bytes\n", "n1 resolves to 10.0.0.7\n"], "rendezvous-timeout"),
         # a machine that takes its own name for loopback can still be reached
         (["n0 resolves to 127.0.1.1\n", "n0 resolves to 10.0.0.7\n"], "rendezvous-timeout"),

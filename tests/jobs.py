@@ -25,7 +25,7 @@ from rallypoint.pytorch import queues, servers, substitution
 from rallypoint.pytorch import store as python_stores
 from rallypoint.stores.tcp import TCPStore
 
-SECONDS = 90.0
+SECONDS = 180.0
 _MARK = "TEST_JOB"  # in the environment of every process of a job
 
 TRAIN = """

@@ -42,7 +42,7 @@ _DOCS = _ROOT / "docs"
 _PAGES = sorted([*_ROOT.glob("*.md"), *_DOCS.rglob("*.md")])
 _REFERENCE = _DOCS / "reference"
 
-_SECONDS = 60
+_SECONDS = 180
 _GOODBYE_SECONDS = 5
 _PORT = "29500"
 

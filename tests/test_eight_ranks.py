@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "eight_ranks.py"
-_SECONDS = 90
+_SECONDS = 180
 
 
 def _start() -> subprocess.Popen[str]:

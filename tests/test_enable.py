@@ -39,7 +39,7 @@ class _Environment:
         if simulate:
             environ = {**put_on_path(environ, SIMULATION), "RALLYPOINT_SIMULATE": simulate}
         return subprocess.run(
-            [str(self._python), *words], env=environ, capture_output=True, text=True, timeout=60
+            [str(self._python), *words], env=environ, capture_output=True, text=True, timeout=180
         )
 
 

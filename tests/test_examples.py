@@ -33,7 +33,7 @@ from processes import serving
 _EXAMPLES = Path(__file__).parents[1] / "examples"
 _SHARDED = _EXAMPLES / "train_sharded_optimizers.py"
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-_SECONDS = 60
+_SECONDS = 180
 
 _MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from processes import BACKENDS, Server
 
 _RANKS = 4
-_TIMEOUT = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=180)
 
 
 def _train(rank: int, host: str, port: int, results: Any) -> None:
@@ -52,7 +52,7 @@ def test_gloo_with_four_processes(any_server: Server) -> None:
     try:
         for process in ranks:
             process.start()
-        answers = sorted(results.get(timeout=90) for _ in ranks)
+        answers = sorted(results.get(timeout=180) for _ in ranks)
         for process in ranks:
             process.join(60)
     finally:

@@ -19,7 +19,7 @@ from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import BY_NAME, ROUTES, Build, Command, Route
 from rallypoint.diagnose.verify.trainings import Result, TrainingSettings
 
-_SECONDS = 100.0
+_SECONDS = 180.0
 
 # A training that loses its port is run again.
 pytestmark = pytest.mark.timeout(2 * _SECONDS + 60)

@@ -81,7 +81,7 @@ def meet(url: str, by_environment: Mapping[str, str] | None = None) -> list[str]
         rank(url, numbers[1], world_size, environs[1]) as second,
         rank(url, numbers[0], world_size, environs[0]) as first,
     ):
-        outputs = [process.communicate(timeout=60) for process in (first, second)]
+        outputs = [process.communicate(timeout=180) for process in (first, second)]
     assert [err for _, err in outputs] == ["", ""]
     return [out.strip() for out, _ in outputs]
 

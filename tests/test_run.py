@@ -28,7 +28,7 @@ from rallypoint.launch.options import FLAGS, OPTIONS
 from raw import until
 
 _RUN = ("-m", "rallypoint", "run")
-_SECONDS = 60
+_SECONDS = 180
 _NO_LIBUV = {**put_on_path(os.environ, SIMULATION), "RALLYPOINT_SIMULATE": "no-libuv"}
 
 

@@ -470,7 +470,7 @@ class TestNothingIsWrong:
 
 
 def _run(
-    code: str, environ: dict[str, str], tmp_path: Path, *arguments: str, seconds: float = 90
+    code: str, environ: dict[str, str], tmp_path: Path, *arguments: str, seconds: float = 180
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
@@ -563,7 +563,7 @@ def test_what_they_start_comes_up_as_well(method: str, tmp_path: Path) -> None:
         queue = context.Queue()
         process = context.Process(target=work, args=(queue,))
         process.start()
-        print(queue.get(timeout=60))
+        print(queue.get(timeout=150))
         process.join()
     """
     done = _run(code, inject(_simulated("no-libuv")), tmp_path)

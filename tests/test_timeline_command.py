@@ -19,7 +19,7 @@ from processes import Server, end, serving
 from rallypoint.rollcall.events import Event, Stopped
 from startups import BEGIN, START, arrival, key_of, open_wait, straggler, write_events
 
-_SECONDS = 60
+_SECONDS = 180
 
 
 def timeline(*options: str | Path) -> Outcome:

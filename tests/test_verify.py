@@ -36,7 +36,7 @@ from rallypoint.diagnose.verify.verdict import (
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.environment import INJECTION
 
-_SECONDS = 60
+_SECONDS = 180
 
 GOOD = RankReport(
     rank=0,

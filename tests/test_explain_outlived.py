@@ -45,6 +45,16 @@ _OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the 
 _EXITED = "srun: error: n1: task 0: Exited with exit code 1\n"
 _RANKS = "".join(f"rank {rank} of 1000 is ready\n" for rank in range(1000))
 _SETTINGS = "".join(f"setting {name} is on\n" for name in "abcdefghij")
+_SERVED = "10.0.0.1 5e5f /v1/chat/completions default proxy.py:1005 - POST 200 7379.8ms\n" * 2
+_PROBED = "10.0.0.1 5e5f /-/healthz default proxy.py:1005 - GET 200 3.1ms\n" * 2
+_BY_TORCH = "[rank0]:E0801 09:14:41.3 4711 torch/_inductor/x.py:2274] [0/0] "
+_LEFT = (
+    "ERROR 01-16 17:16:49 [core_client.py:605] "
+    "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
+)
+_PROMPTS = "Processed prompts: 100%|##| 4/4 [00:00<00:00,  5.14it/s]\n"
+_TRAINED = _STEPS + "Training completed.\n"
+_TRIALS = "Number of trials: 2 ({'TERMINATED': 2})\n"
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
 
 _PAIRS: dict[str, tuple[str, ...]] = {
@@ -364,6 +374,32 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         "slurmstepd: error: unable to create cgroup '/sys/fs/a' : No space left on device\ndone in 9.1 s\n",
         "error: unable to create '/srv/a' : No space left on device\ndone in 9.1 s\n",
     ),
+    "an answer of Ray Serve": (_RAISED + _SERVED, _RAISED + _PROBED),
+    "all trials have ended": (
+        "b\n" + _TRIALS,
+        "b\n" + _TRIALS.replace("TERMINATED': 2", "RUNNING': 2"),
+    ),
+    "a kernel that torch has tried": (
+        traceback(_BANANA, _BY_TORCH) + f"{_BY_TORCH}Ignoring this choice.\n{_STEPS}",
+        traceback(_BANANA, _BY_TORCH) + _STEPS,
+    ),
+    "an engine that leaves a script that is done": (
+        _PROMPTS + "tensor([[1.0, 0.7]])\n" + _LEFT,
+        _PROMPTS + "Processed prompts:   0%|  | 0/4 [00:00<?, ?it/s]\n" + _LEFT,
+    ),
+    "a server that was told to end": (
+        _READY + _ANSWERS + _SHUT + _DEAD + _SHUT,
+        _READY + _ANSWERS + _DEAD + _SHUT,
+    ),
+    "a code for a good end": (
+        _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 2333333"),
+        _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 233333"),
+    ),
+    "a process that Python starts": (
+        _TRAINED + traceback("KeyError: '/loky-7'", file="/lib/multiprocessing/resource_tracker.py"),
+        _TRAINED + traceback("KeyError: '/loky-7'", file="/lib/multiprocessing/shared_memory.py"),
+    ),
+    "what is deleted": (_TRAINED + _RAISED.replace("in train", "in __del__"), _TRAINED + _RAISED),
     "what pip says of other packages": (
         "ERROR: pip's dependency resolver does not currently\nSuccessfully installed x\n",
         "ERROR: Could not build wheels for x, which is required to install pyproject.toml-based projects\n",

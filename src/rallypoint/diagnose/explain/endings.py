@@ -72,6 +72,9 @@ _BACKTRACE_MARK: Final = "frame #"
 _GAVE_UP: Final = "Killing subprocess"
 """DeepSpeed, of the processes that it ends since one has failed."""
 _STARTED: Final = ("Application startup complete", "Running on local URL", "Running on http", "Service at")
+_IGNORES: Final = "Ignoring this choice"
+"""torch, of a kernel that it has tried: it takes another one."""
+_SHUTS: Final = "Shutting down"
 _DEATHS: Final = (
     *("died", "crashed", "has terminated", "is dead", "was killed", "were killed", "been killed"),
     *("was aborted", "were aborted", "been aborted", "unexpectedly", "marked dead"),
@@ -83,7 +86,7 @@ _SHELLS: Final = (
 )
 """What shells say of a process that was killed, or has crashed, in other languages."""
 SELECTED: Final = (
-    *(*MARKS, *_DEATHS, *_SHELLS, *_STARTED, _GAVE_UP, _BACKTRACE_MARK),
+    *(*MARKS, *_DEATHS, *_SHELLS, *_STARTED, _SHUTS, _IGNORES, _GAVE_UP, _BACKTRACE_MARK),
     *("Failures:", "Terminated", "^C", "restarted"),
 )
 """Every line that matters here has one of these."""
@@ -119,6 +122,10 @@ _CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: wall
 _WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
 """A job that is over waits for nobody."""
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
+_SHUTS_DOWN: Final = re.compile(rf"(?:INFO: +)?{_SHUTS}(?: FastAPI HTTP server\.?)?$")
+_ENGINE_GONE: Final = re.compile(r"\bEngineDeadError\b|^Engine core proc ")
+_LEFT: Final = re.compile(r"^Engine core proc \S{1,80} died unexpectedly, shutting down client")
+"""vLLM, also at the end of a script: the engine may be gone before its client."""
 _COMPILER_FAILED: Final = re.compile(
     r"\bCalledProcessError: Command '\['[^']{0,200}\b(?:[gt]?cc|[gc]\+\+|clang|nvcc|cl|ninja)(?:\.exe)?'"
     r".{0,4000} returned non-zero"
@@ -131,6 +138,8 @@ _CODE: Final = re.compile(
 )
 _SENT: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 """Signals that come from outside; launchers end the other processes with these."""
+_GOOD: Final = (0, 2333333)
+"""RVC ends with the second one when its training is done."""
 _ASKED: Final = (-1, -2, -15)
 """The codes of processes that were asked to end."""
 LAST_LINES: Final = 12
@@ -181,6 +190,12 @@ class Ending:
     """Whether the first line with what mostly follows from an end is one that tells it to end."""
     _orphaned: bool = False
     """Whether a process that the program has started could not reach it any more."""
+    _left: int = 0
+    """The only line that speaks of a failure, if it says that vLLM's engine has left its client."""
+    _shut: int = 0
+    """The first line in which a server ends, before anything has failed."""
+    _crashed: bool = False
+    """Whether anything but the engine behind a server has failed."""
 
     def take(self, line: Line, number: int, raised: Raised | None, roles: Collection[str]) -> bool:
         """Read a line, with the exception that it names and the roles of the known causes in it.
@@ -189,13 +204,16 @@ class Ending:
         """
         known = any(role != "notice" for role in roles)
         code = code_of(line.text)
-        ended = bool(_ENDED_BADLY.search(line.text)) and code != 0
+        ended = bool(_ENDED_BADLY.search(line.text)) and code not in _GOOD
         ended = ended and bool(_ENDED_BADLY.search(without_denials(line.text)))  # rarely, since it is slow
         gave_up = line.text.startswith(_GAVE_UP)
         told = _TOLD.search(line.text) is not None or (ended and code is not None and code in _ASKED)
         self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
-        spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
+        harmless = raised is not None and (raised.warned or (code in _GOOD and bool(roles) and not known))
+        spoken = (raised is not None and not harmless) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
+            self._left = number if self.last < 0 and _LEFT.search(line.text) else 0
+            self._crashed = self._crashed or _ENGINE_GONE.search(line.text) is None
             self.last = number
             aside = raised is not None and raised.aside
             plain = raised is None and not (ended or gave_up) and line.severity != SERIOUS
@@ -209,6 +227,8 @@ class Ending:
                 self._followed = self._followed or (0 if plain or aside else number)
             else:
                 self._hard = self._hard if plain or aside else number
+        elif self.last < 0 and _SHUTS_DOWN.match(line.text):
+            self._shut = self._shut or number
         if line.marked and (raised is not None or (known and line.severity == SERIOUS)):
             self._fatal = number
         alone = raised is not None and raised.alone and not raised.is_follower
@@ -221,6 +241,8 @@ class Ending:
         who = (line.process, line.pid)
         if raised is not None and who != ANYBODY and len(self._failed) < _MOST_AGENTS:
             self._failed[who] = number
+        if line.logged and line.text.startswith(_IGNORES):
+            self._failed.pop(who, None)
         return ended
 
     def look_back(self, life: Life, before: int, number: int) -> None:
@@ -262,6 +284,9 @@ class Ending:
 
         A process that has failed has to go on itself: others may not have missed it yet.
         """
+        shut = self._shut and not (self._crashed or self._fatal) and life.is_shut_for_good(self._shut)
+        if shut or (self._left and life.has_answered_before(self._left)):
+            return True
         over = bool(self._followed and not self._hard) and (
             life.is_over_before(self._followed)
             or (self._told and life.is_shut_by(self._followed))

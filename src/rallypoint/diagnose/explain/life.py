@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ from rallypoint.diagnose.explain.denials import without_denials
 from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, Line, Process
 from rallypoint.diagnose.explain.signs import (
     ANSWERED,
+    BATCH,
     BEAT,
     BEGIN,
     DRAWN,
@@ -257,6 +258,22 @@ class Life:
         before = [sign for sign in self.signs if sign.line < line]
         return bool(before) and END in before[-1].kinds and any(STEP in sign.kinds for sign in before)
 
+    def has_answered_before(self, line: int) -> bool:
+        """Whether a script had all its prompts answered before a line, and has begun nothing since."""
+        before = [sign for sign in self.signs if sign.line < line and sign.kinds - {END, ROW}]
+        if not before or BATCH not in before[-1].kinds:
+            return False
+        return not any(
+            before[-1].line < number < line and IS_BEGUN.search(text) for number, text in self.tail
+        )
+
+    def is_shut_for_good(self, line: int) -> bool:
+        """Whether a server that was at work began to end in a line, and nothing has begun since."""
+        before = [sign for sign in self.signs if sign.line < line and sign.kinds & {STEP, UP, STUCK}]
+        at_work = bool(before) and (before[-1].form == ANSWERED or UP in before[-1].kinds)
+        later = (sign for sign in self.signs if sign.line > line)
+        return at_work and not any(sign.kinds & {STEP, UP, BEGIN, READY, DUE} for sign in later)
+
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""
         return any(number > line for number in self._lines(OVER))
@@ -293,9 +310,11 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
         (sign.line for sign in signs if sign.kinds - {BEGIN, END, DUE} and not sign.sums_up), default=last
     )
     outlived = {form_of(line.text) for number, line in lines if number < behind}
-    said = ((number, line) for number, line in lines if number > behind)
-    words = _last_words(each for each in said if form_of(each[1].text) not in outlived)
-    plain = tuple(number for number, line in lines if _is_plain(line))
+    said = list(_without_ignored(lines))
+    words = _last_words(
+        (number, line) for number, line in said if number > behind and form_of(line.text) not in outlived
+    )
+    plain = tuple(number for number, line in said if _is_plain(line))
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
     return Life(
         signs, last, text, plain, calm, tuple((number, line.text) for number, line in lines[-_TAIL:]), words
@@ -309,16 +328,22 @@ def _is_plain(line: Line) -> bool:
     return own and (line.severity != MILD or line.level in _INFO or _SAYS_INFO.match(line.text) is not None)
 
 
-def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
-    """The first line that speaks of an end, with its number. What is ignored does not."""
+def _without_ignored(lines: Iterable[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
+    """The lines that do not belong to an exception that is ignored."""
     ignored = False
     for number, line in lines:
         if line.text.startswith(IGNORED) or f"{CLIENT_LOST}(" in line.text:
             ignored = True
-        elif ignored:
+        elif ignored:  # the last line, which names the exception, begins with it
             ignored = line.text[:1] in ("", " ", "\t") or line.text.startswith(BEGIN_OF_TRACEBACK)
-        elif line.severity == MILD or is_played_down(line.text):
-            continue
-        elif LAST_WORDS.search(without_denials(line.text)):
+        else:
+            yield number, line
+
+
+def _last_words(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
+    """The first line that speaks of an end, with its number."""
+    for number, line in lines:
+        played_down = line.severity == MILD or is_played_down(line.text)
+        if not played_down and LAST_WORDS.search(without_denials(line.text)):
             return number, line.text.strip()
     return None

@@ -57,6 +57,8 @@ class Line:
     """The logger's word or letter for how serious it is: `W`, `ERROR`."""
     marked: bool = False
     """Whether torch has put the rank before it, as it does with exceptions that nobody has caught."""
+    logged: bool = False
+    """Whether one of torch's Python loggers wrote it: an exception there was caught."""
 
     @cached_property
     def handled(self) -> bool:
@@ -95,17 +97,21 @@ class _Rule:
     """The rank is the launcher's number for a process; one that the process itself gives is better."""
     marks: bool = False
     """torch puts it before what nobody has caught."""
+    logs: bool = False
+    """torch's Python loggers put it before what they say."""
 
 
 _Prefix = tuple[_Rule, re.Match[str]]
 
 
-def _rule(pattern: str, *, record: bool = False, weak_rank: bool = False, marks: bool = False) -> _Rule:
-    return _Rule(re.compile(pattern), record, weak_rank, marks)
+def _rule(pattern: str, **traits: bool) -> _Rule:
+    return _Rule(re.compile(pattern), **traits)
 
 
 # By their first character, since most rules begin with a bracket.
 _BRACKETED: Final = (
+    # torch, in front of what its Python loggers say: an exception there was caught
+    _rule(rf"\[rank(?P<rank>\d+)\]:(?={_LETTER}\d{{4}} )"),
     # torch, in front of each line of a traceback: the rank in the whole job
     _rule(r"\[rank(?P<rank>\d+)\]: ?", marks=True),
     # torchrun's and accelerate's tee: the role and the rank within the machine
@@ -147,7 +153,11 @@ _BRACKETED: Final = (
 )
 _PLAIN: Final = (
     # torch's Python logging, and glog as it is
-    _rule(rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*", record=True),
+    _rule(
+        rf"{_LETTER}{_GLOG} +(?:(?P<pid>\d+) )?[^\s\]]+:\d+\] ?(?:\[\d+/\d+(?:_\d+)?\] ?)*",
+        record=True,
+        logs=True,
+    ),
     # TensorFlow and XLA: many an E of theirs is none, and some a W is one
     _rule(rf"{_DATE} {_CLOCK}: (?:(?P<level>F)|[IWE]) +(?:\d+ )?[\w./-]+\.\w+:\d+\] "),
     # Google Cloud's word for the stream, before nanoseconds: all that goes to standard error is an ERROR
@@ -313,6 +323,7 @@ def _take(line: Line, rule: _Rule, found: re.Match[str], *, strong: bool) -> Lin
         # Who hands on what a rank has written does not know how serious that is.
         level="" if rule.marks else groups.get("level") or line.level,
         marked=line.marked or rule.marks,
+        logged=line.logged or rule.logs,
     )
 
 

@@ -50,6 +50,8 @@ STUCK: Final = "stuck"
 """There are requests, and none is worked on."""
 REFUSED: Final = "refused"
 """A server has found a request to be a bad one, as an exception before it may say."""
+BATCH: Final = "batch"
+"""vLLM has answered all prompts that a script had for it."""
 
 _SIGN: Final = r"[\s\"'=:\[(|#]{1,6}"
 _NUMBER: Final = rf"{_SIGN}-?\d"
@@ -58,14 +60,19 @@ _PROBE: Final = (
     r"(?:version|tags|ps|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
 )
 """A page that tells how a server is, or what it has: it needs no more than the server."""
-_HTTP: Final = r'(?: HTTP/[\d.]+)?"?'
+_HTTP: Final = r'(?: HTTP/[\d.]+)?"?(?: [\da-f.:]{7,45}(?= ))?'
 _ANSWER: Final = re.compile(
     rf"\b(?:(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} [24]|GET (?!{_PROBE})/\S*{_HTTP} 2)\d\d\b"
     rf'|\b(?:[24]\d\d\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
+    # vLLM's engine, Ray Serve
+    r"|^Finished request \S"
+    rf"| (?!{_PROBE})/\S{{0,200}} \S{{1,80}} (?:http_)?proxy\.py:\d+ - "
+    r"(?:POST|PUT|GET) 2\d\d [\d.]+ms\b|\breplica\.py:\d+ - (?:HANDLE )?__CALL__ OK [\d.]+ms\b"
 )
 """A request that was worked on, or found to be a bad one."""
 _REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
 ANSWERED: Final = "answered"
+_BATCH: Final = re.compile(r"^Processed prompts: 100%\|")
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
@@ -77,7 +84,7 @@ _STEP: Final = re.compile(
     r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|docs|GB|MB)(?:/s| per second))"
     r"|\d%\|.*\d/\d|(?-i:\d\.\d+T/s)"
     rf"|{_ANSWER.pattern}"
-    r"|\bthroughput\b|\bbandwidth\b"
+    r"|\bthroughput\b|\bbandwidth\b|\btokens generated in \d|\[[\d:.]+ --> [\d:.]+\]"
     r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b|\b(?!0)(?P<of>\d+) ?/ ?(?!(?P=of)\b)\d+ (?:done|finished|completed)\b"
 )
 _ROW: Final = re.compile(
@@ -88,8 +95,9 @@ _ROW: Final = re.compile(
 # The numbers that grow from step to step: two lines with the same ones are one step.
 _COUNTERS: Final = re.compile(
     r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
-    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
+    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<![\d/])(?!\d{1,4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
 )
+"""Of a date such as 2024/05/01, nothing counts."""
 _FIGURE: Final = re.compile(r"(?i)-?\d+(?:[.:,]\d+){0,9}(?:e[+-]?\d+)?")
 _VALUE_OF_STEP: Final = re.compile(r"(?<![\d.])(?<!\d:)\d+\.\d+(?![\d.])")
 """A number with a fraction that is neither an address, a version nor a time."""
@@ -97,6 +105,7 @@ _STEPS: Final = 3
 """So many lines that differ in their numbers only are steps; two are values."""
 _UP: Final = re.compile(
     r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b|\b[2-4]\d\d\b.{0,60}\b(?:GET|HEAD)\b[ "]{1,9}/'
+    r"|\bproxy\.py:\d+ - (?:GET|HEAD) [2-4]\d\d [\d.]+ms\b"
 )
 _QUEUED: Final = re.compile(
     r"\b(?:Running|Waiting|Pending): [1-9]\d* reqs\b|#running-req: 0\b.{0,200}#queue-req: [1-9]"
@@ -142,7 +151,8 @@ IS_BEGUN: Final = re.compile(
 """What has begun, as far as a line tells: it starts something, says what is being done, or is a bar at 0."""
 LAST_WORDS: Final = re.compile(
     r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
-    r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|terminated|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
+    r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
+    r"|\b(?!(?-i:TERMINATED))terminated\b"  # in capitals it is Ray Tune's word for a trial that is done
     r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
     r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
     r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
@@ -158,7 +168,7 @@ _PART: Final = re.compile(r"[\[(]\s*\d+/\s*\d+\b")
 _BEGIN: Final = re.compile(
     r"(?i)\b(?:initiali[sz]ing|load(?:ed|ing)|starting|(?:re)?launch(?:ed|ing)|resum(?:ed|ing)|requeue(?:d|ing)?"
     r"|restor(?:ed|ing)|re-?(?:start|creat|schedul|provision|spawn|join)(?:ed|ing|s)?|booting"
-    r"|resett?(?:ing)? workers)\b"
+    r"|resett?(?:ing)? workers|started (?:server|parent|reloader) process)\b"
 )
 _END: Final = re.compile(
     r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|wrote|written|passed"
@@ -171,6 +181,7 @@ _END: Final = re.compile(
     r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
     r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
     r"|^>>> ?(?:exit\(\)|quit\(\))?$"
+    r"|(?-i:^Number of trials: (\d+)(?:/\1)? \((?:\{'TERMINATED': \1\}|\1 TERMINATED)\)$)"
 )
 _NO_END: Final = re.compile(
     r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot|\bNCCL INFO\b|saved locally"
@@ -182,7 +193,7 @@ _NO_RHYTHM: Final = (
     re.compile(
         r"(?i)\b(?:warn\w*|retr(?:y|ies|ying)|attempt|time(?:d )?out|stuck|stall\w*|lost|still|no|since)\b"
         r"|^frame #|\b(?:rank|gpu|cuda|device|node|host|worker|process|pid)\W{0,3}\d"
-        r"|\b(?:GET|HEAD|POST|PUT)\b ?/|\btok(?:en)?s?/s"
+        r"|\b(?:GET|HEAD|POST|PUT)\b ?[/\d]|\btok(?:en)?s?/s"
         r"|\b(?:alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*)\b"
     ),
 )
@@ -317,7 +328,8 @@ def _kinds_of(text: str) -> frozenset[str]:
             return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
         last = [LAST] if _is_last(text) else []
         end = [END] if _RESULT.search(text) else []
-        return frozenset([STEP, *end, *last, *([ROW] if row else []), *over])
+        batch = [BATCH] if _BATCH.search(text) else []
+        return frozenset([STEP, *end, *last, *([ROW] if row else []), *over, *batch])
     if _SUCCESS.search(text):
         return frozenset([END, SUCCESS, OVER])
     if _NO_END.search(text):
@@ -349,6 +361,8 @@ def _is_at_zero(text: str) -> bool:
 
 
 def _step_of(text: str) -> str:
-    """The counters of a line, as a text."""
+    """The counters of a line, as a text. Every answer is a step of its own."""
+    if _ANSWER.search(text):
+        return ""
     counters = " ".join(found[1] or found[2] for found in _COUNTERS.finditer(text))
     return f"{DRAWN}{counters}" if counters and _BAR.search(text) else counters

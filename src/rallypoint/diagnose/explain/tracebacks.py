@@ -72,7 +72,10 @@ _LIBRARIES: Final = re.compile(
 )
 _PACKAGE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<name>[A-Za-z]\w*)[/\\]")
 # The outermost frames of threads, of a queue's feeder, and of what is done at the exit.
-_ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers")
+_ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers", "_exitfunc")
+_TRACKER: Final = "resource_tracker.py"
+"""A process that Python starts by itself, and that nobody needs."""
+_DESTRUCTOR: Final = "__del__"
 CLIENT_LOST: Final = "_call_connection_lost"
 """asyncio, of a client that is gone: no server ends by that."""
 _PLAIN: Final = (
@@ -239,6 +242,8 @@ class Traceback:
         """Whether it was raised in a thread, in a task, or at the exit."""
         self.alone = False
         """Whether it has ended a process of multiprocessing."""
+        self._ignored = False
+        """Whether nobody waits for what has raised it."""
         self._place: Frame | None = None
         self._own_place: Frame | None = None
         self._code = ""
@@ -322,6 +327,7 @@ class Traceback:
         self._body, self._after, self._headless = True, 0, False
         self._lines = self._foreign = 0
         self._place, self._own_place, self._code = None, None, ""
+        self._ignored = False
 
     def _take_body(self, text: str) -> Raised | None:
         self._lines += 1
@@ -349,8 +355,9 @@ class Traceback:
 
     def _take_frame(self, frame: re.Match[str]) -> None:
         place = Frame(frame["file"], int(frame["line"]), frame["function"] or "")
-        if self._place is None and place.function in _ASIDE:
-            self.aside = True
+        if self._place is None:
+            self.aside = self.aside or place.function in _ASIDE
+            self._ignored = place.function == _DESTRUCTOR or place.file.endswith(_TRACKER)
         self._place, self._code = place, ""
         if not place.is_of_library:
             self._own_place = place
@@ -374,7 +381,7 @@ class Traceback:
             place,
             self._chained and not instead,
             instead,
-            ignored=self._place is not None and self._place.function == CLIENT_LOST,
+            ignored=self._ignored or (self._place is not None and self._place.function == CLIENT_LOST),
             warned=self.warned or (self.warned_of_lack and lacks),
             aside=self.aside,
             alone=self.alone,

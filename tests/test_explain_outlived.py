@@ -387,12 +387,21 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _PROMPTS + "tensor([[1.0, 0.7]])\n" + _LEFT,
         _PROMPTS + "Processed prompts:   0%|  | 0/4 [00:00<?, ?it/s]\n" + _LEFT,
     ),
+    "workers that are told to end": (
+        _PROMPTS + "*** SIGTERM received at time=1719826896 on cpu 71 ***\n",
+        _PROMPTS.replace("Processed prompts", "Epoch 3")
+        + "*** SIGTERM received at time=1719826896 on cpu 71 ***\n",
+    ),
+    "metrics that nobody gets": (
+        "[2025-12-03 10:22:16,447 E 8 9] core.cc:8: Failed to connect. Metrics will not be exported.\nDone.\n",
+        "[2025-12-03 10:22:16,447 E 8 9] core.cc:8: Failed to connect. The worker is lost.\nb\nc\nd\n",
+    ),
     "a server that was told to end": (
         _READY + _ANSWERS + _SHUT + _DEAD + _SHUT,
         _READY + _ANSWERS + _DEAD + _SHUT,
     ),
     "a code for a good end": (
-        _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 2333333"),
+        _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 149"),
         _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 233333"),
     ),
     "a process that Python starts": (

@@ -124,8 +124,11 @@ _WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
 _SHUTS_DOWN: Final = re.compile(rf"(?:INFO: +)?{_SHUTS}(?: FastAPI HTTP server\.?)?$")
 _ENGINE_GONE: Final = re.compile(r"\bEngineDeadError\b|^Engine core proc ")
-_LEFT: Final = re.compile(r"^Engine core proc \S{1,80} died unexpectedly, shutting down client")
-"""vLLM, also at the end of a script: the engine may be gone before its client."""
+_LEFT: Final = re.compile(
+    r"^Engine core proc \S{1,80} died unexpectedly, shutting down client"
+    r"|^\*\*\* (?P<told>SIGTERM) received at time="
+)
+"""vLLM, also at the end of a script: its engine may be gone before its client, workers are told to end."""
 _COMPILER_FAILED: Final = re.compile(
     r"\bCalledProcessError: Command '\['[^']{0,200}\b(?:[gt]?cc|[gc]\+\+|clang|nvcc|cl|ninja)(?:\.exe)?'"
     r".{0,4000} returned non-zero"
@@ -138,8 +141,8 @@ _CODE: Final = re.compile(
 )
 _SENT: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 """Signals that come from outside; launchers end the other processes with these."""
-_GOOD: Final = (0, 2333333)
-"""RVC ends with the second one when its training is done."""
+_GOOD: Final = (0, 2333333, -21)
+"""RVC ends with the second one when its training is done; Linux makes 149 of it, which is no signal's."""
 _ASKED: Final = (-1, -2, -15)
 """The codes of processes that were asked to end."""
 LAST_LINES: Final = 12
@@ -191,7 +194,9 @@ class Ending:
     _orphaned: bool = False
     """Whether a process that the program has started could not reach it any more."""
     _left: int = 0
-    """The only line that speaks of a failure, if it says that vLLM's engine has left its client."""
+    """The first line that speaks of a failure, if all of them only say that vLLM's processes have ended."""
+    _ended: bool = False
+    """Whether these are workers that were told to end."""
     _shut: int = 0
     """The first line in which a server ends, before anything has failed."""
     _crashed: bool = False
@@ -212,7 +217,9 @@ class Ending:
         harmless = raised is not None and (raised.warned or (code in _GOOD and bool(roles) and not known))
         spoken = (raised is not None and not harmless) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
-            self._left = number if self.last < 0 and _LEFT.search(line.text) else 0
+            left = _LEFT.match(line.text)
+            self._left = (number if self.last < 0 else self._left) if left else 0
+            self._ended = self._ended or (left is not None and left["told"] is not None)
             self._crashed = self._crashed or _ENGINE_GONE.search(line.text) is None
             self.last = number
             aside = raised is not None and raised.aside
@@ -285,7 +292,7 @@ class Ending:
         A process that has failed has to go on itself: others may not have missed it yet.
         """
         shut = self._shut and not (self._crashed or self._fatal) and life.is_shut_for_good(self._shut)
-        if shut or (self._left and life.has_answered_before(self._left)):
+        if shut or (self._left and life.has_answered_before(self._left, prompts=self._ended)):
             return True
         over = bool(self._followed and not self._hard) and (
             life.is_over_before(self._followed)

@@ -33,6 +33,7 @@ from rallypoint.diagnose.explain.signs import (
     LAST,
     LAST_WORDS,
     OVER,
+    PROMPTS,
     READY,
     REFUSED,
     ROW,
@@ -258,10 +259,10 @@ class Life:
         before = [sign for sign in self.signs if sign.line < line]
         return bool(before) and END in before[-1].kinds and any(STEP in sign.kinds for sign in before)
 
-    def has_answered_before(self, line: int) -> bool:
-        """Whether a script had all its prompts answered before a line, and has begun nothing since."""
+    def has_answered_before(self, line: int, *, prompts: bool) -> bool:
+        """Whether the last bar before a line, or vLLM's of its prompts, is full, and nothing was begun since."""
         before = [sign for sign in self.signs if sign.line < line and sign.kinds - {END, ROW}]
-        if not before or BATCH not in before[-1].kinds:
+        if not before or BATCH not in before[-1].kinds or (prompts and PROMPTS not in before[-1].kinds):
             return False
         return not any(
             before[-1].line < number < line and IS_BEGUN.search(text) for number, text in self.tail

@@ -261,7 +261,8 @@ _SERIOUS: Final = re.compile(
 _HANDLED: Final = re.compile(
     r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to"
     r"|skipp(?:ed|ing)|continuing|trying (?:again|another|the next|next|port \d)"
-    r"|starting (?:fresh|from scratch)|(?<=[,;] )(?:using \w|will (?:use|dispatch)))\b"
+    r"|starting (?:fresh|from scratch)|(?<=[,;] )(?:using \w|will (?:use|dispatch))"
+    r"|metrics will not be exported)\b"
 )
 
 

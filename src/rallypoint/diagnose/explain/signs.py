@@ -51,6 +51,8 @@ STUCK: Final = "stuck"
 REFUSED: Final = "refused"
 """A server has found a request to be a bad one, as an exception before it may say."""
 BATCH: Final = "batch"
+"""A bar that is full."""
+PROMPTS: Final = "prompts"
 """vLLM has answered all prompts that a script had for it."""
 
 _SIGN: Final = r"[\s\"'=:\[(|#]{1,6}"
@@ -72,7 +74,7 @@ _ANSWER: Final = re.compile(
 """A request that was worked on, or found to be a bad one."""
 _REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
 ANSWERED: Final = "answered"
-_BATCH: Final = re.compile(r"^Processed prompts: 100%\|")
+_BATCH: Final = re.compile(r"^(?!Adding requests)(?:(?P<prompts>Processed prompts: )|[^|]{1,80})100%\|")
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
@@ -328,7 +330,8 @@ def _kinds_of(text: str) -> frozenset[str]:
             return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
         last = [LAST] if _is_last(text) else []
         end = [END] if _RESULT.search(text) else []
-        batch = [BATCH] if _BATCH.search(text) else []
+        full = _BATCH.search(text)
+        batch = [BATCH, *([PROMPTS] if full["prompts"] else [])] if full else []
         return frozenset([STEP, *end, *last, *([ROW] if row else []), *over, *batch])
     if _SUCCESS.search(text):
         return frozenset([END, SUCCESS, OVER])

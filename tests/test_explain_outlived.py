@@ -393,8 +393,8 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         + "*** SIGTERM received at time=1719826896 on cpu 71 ***\n",
     ),
     "metrics that nobody gets": (
-        "[2025-12-03 10:22:16,447 E 8 9] core.cc:8: Failed to connect. Metrics will not be exported.\nDone.\n",
-        "[2025-12-03 10:22:16,447 E 8 9] core.cc:8: Failed to connect. The worker is lost.\nb\nc\nd\n",
+        "[2025-12-03 10:22:16,447 E 8 9] a.cc:8: failed to connect. Metrics will not be exported.\nDone.\n",
+        "[2025-12-03 10:22:16,447 E 8 9] a.cc:8: failed to connect. The worker is lost.\nb\nc\nd\n",
     ),
     "a server that was told to end": (
         _READY + _ANSWERS + _SHUT + _DEAD + _SHUT,

@@ -260,7 +260,7 @@ class Life:
         return bool(before) and END in before[-1].kinds and any(STEP in sign.kinds for sign in before)
 
     def has_answered_before(self, line: int, *, prompts: bool) -> bool:
-        """Whether the last bar before a line, or vLLM's of its prompts, is full, and nothing was begun since."""
+        """Whether the last bar before a line, or vLLM's of prompts, is full, and nothing was begun since."""
         before = [sign for sign in self.signs if sign.line < line and sign.kinds - {END, ROW}]
         if not before or BATCH not in before[-1].kinds or (prompts and PROMPTS not in before[-1].kinds):
             return False

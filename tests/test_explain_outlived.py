@@ -53,6 +53,8 @@ _LEFT = (
     "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
 )
 _PROMPTS = "Processed prompts: 100%|##| 4/4 [00:00<00:00,  5.14it/s]\n"
+_TRACKER = traceback("KeyError: '/loky-7'", file="/lib/multiprocessing/resource_tracker.py")
+_RVC = traceback("ProcessExitedException: process 0 terminated with exit code 149")
 _TRAINED = _STEPS + "Training completed.\n"
 _TRIALS = "Number of trials: 2 ({'TERMINATED': 2})\n"
 _NO_ERROR = '{"level": "info", "step": 1, "loss": 0.5, "error": null, "failed": 0}\n'
@@ -387,11 +389,6 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _PROMPTS + "tensor([[1.0, 0.7]])\n" + _LEFT,
         _PROMPTS + "Processed prompts:   0%|  | 0/4 [00:00<?, ?it/s]\n" + _LEFT,
     ),
-    "workers that are told to end": (
-        _PROMPTS + "*** SIGTERM received at time=1719826896 on cpu 71 ***\n",
-        _PROMPTS.replace("Processed prompts", "Epoch 3")
-        + "*** SIGTERM received at time=1719826896 on cpu 71 ***\n",
-    ),
     "metrics that nobody gets": (
         "[2025-12-03 10:22:16,447 E 8 9] a.cc:8: failed to connect. Metrics will not be exported.\nDone.\n",
         "[2025-12-03 10:22:16,447 E 8 9] a.cc:8: failed to connect. The worker is lost.\nb\nc\nd\n",
@@ -401,12 +398,12 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _READY + _ANSWERS + _DEAD + _SHUT,
     ),
     "a code for a good end": (
-        _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 149"),
-        _STEPS + traceback("ProcessExitedException: process 0 terminated with exit code 233333"),
+        _STEPS + "Training is done. The program is closed.\n" + _RVC,
+        _STEPS + "Not enough data present in the training set.\n" + _RVC,
     ),
     "a process that Python starts": (
-        _TRAINED + traceback("KeyError: '/loky-7'", file="/lib/multiprocessing/resource_tracker.py"),
-        _TRAINED + traceback("KeyError: '/loky-7'", file="/lib/multiprocessing/shared_memory.py"),
+        _TRAINED + _TRACKER.replace("in train", "in main"),
+        _TRAINED + _TRACKER,
     ),
     "what is deleted": (_TRAINED + _RAISED.replace("in train", "in __del__"), _TRAINED + _RAISED),
     "what pip says of other packages": (

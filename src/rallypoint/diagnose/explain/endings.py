@@ -74,6 +74,7 @@ _GAVE_UP: Final = "Killing subprocess"
 _STARTED: Final = ("Application startup complete", "Running on local URL", "Running on http", "Service at")
 _IGNORES: Final = "Ignoring this choice"
 """torch, of a kernel that it has tried: it takes another one."""
+_RVC_IS_DONE: Final = "Training is done. The program is closed"
 _SHUTS: Final = "Shutting down"
 _DEATHS: Final = (
     *("died", "crashed", "has terminated", "is dead", "was killed", "were killed", "been killed"),
@@ -86,7 +87,7 @@ _SHELLS: Final = (
 )
 """What shells say of a process that was killed, or has crashed, in other languages."""
 SELECTED: Final = (
-    *(*MARKS, *_DEATHS, *_SHELLS, *_STARTED, _SHUTS, _IGNORES, _GAVE_UP, _BACKTRACE_MARK),
+    *(*MARKS, *_DEATHS, *_SHELLS, *_STARTED, _SHUTS, _IGNORES, _RVC_IS_DONE, _GAVE_UP, _BACKTRACE_MARK),
     *("Failures:", "Terminated", "^C", "restarted"),
 )
 """Every line that matters here has one of these."""
@@ -124,11 +125,8 @@ _WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
 _BACKTRACE: Final = re.compile(rf"Exception raised from |{_BACKTRACE_MARK}\d")
 _SHUTS_DOWN: Final = re.compile(rf"(?:INFO: +)?{_SHUTS}(?: FastAPI HTTP server\.?)?$")
 _ENGINE_GONE: Final = re.compile(r"\bEngineDeadError\b|^Engine core proc ")
-_LEFT: Final = re.compile(
-    r"^Engine core proc \S{1,80} died unexpectedly, shutting down client"
-    r"|^\*\*\* (?P<told>SIGTERM) received at time="
-)
-"""vLLM, also at the end of a script: its engine may be gone before its client, workers are told to end."""
+_LEFT: Final = re.compile(r"^Engine core proc \S{1,80} died unexpectedly, shutting down client")
+"""vLLM, also at the end of a script: its engine may be gone before its client."""
 _COMPILER_FAILED: Final = re.compile(
     r"\bCalledProcessError: Command '\['[^']{0,200}\b(?:[gt]?cc|[gc]\+\+|clang|nvcc|cl|ninja)(?:\.exe)?'"
     r".{0,4000} returned non-zero"
@@ -141,8 +139,8 @@ _CODE: Final = re.compile(
 )
 _SENT: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 """Signals that come from outside; launchers end the other processes with these."""
-_GOOD: Final = (0, 2333333, -21)
-"""RVC ends with the second one when its training is done; Linux makes 149 of it, which is no signal's."""
+_RVC_ENDS: Final = (2333333, -21)
+"""What RVC ends with, when it is done and in other cases; Linux makes 149 of it, which is no signal's."""
 _ASKED: Final = (-1, -2, -15)
 """The codes of processes that were asked to end."""
 LAST_LINES: Final = 12
@@ -194,9 +192,9 @@ class Ending:
     _orphaned: bool = False
     """Whether a process that the program has started could not reach it any more."""
     _left: int = 0
-    """The first line that speaks of a failure, if all of them only say that vLLM's processes have ended."""
-    _ended: bool = False
-    """Whether these are workers that were told to end."""
+    """The only line that speaks of a failure, if it says that vLLM's engine has left its client."""
+    _rvc_is_done: bool = False
+    """Whether RVC has said that its training is done."""
     _shut: int = 0
     """The first line in which a server ends, before anything has failed."""
     _crashed: bool = False
@@ -207,19 +205,19 @@ class Ending:
 
         Returns whether it says that a process ended badly.
         """
-        known = any(role != "notice" for role in roles)
         code = code_of(line.text)
-        ended = bool(_ENDED_BADLY.search(line.text)) and code not in _GOOD
+        self._rvc_is_done = self._rvc_is_done or _RVC_IS_DONE in line.text
+        if self._rvc_is_done and code in _RVC_ENDS:
+            return False
+        known = any(role != "notice" for role in roles)
+        ended = bool(_ENDED_BADLY.search(line.text)) and code != 0
         ended = ended and bool(_ENDED_BADLY.search(without_denials(line.text)))  # rarely, since it is slow
         gave_up = line.text.startswith(_GAVE_UP)
         told = _TOLD.search(line.text) is not None or (ended and code is not None and code in _ASKED)
         self.shown = self.shown or (known and line.severity == SERIOUS) or ended or gave_up
-        harmless = raised is not None and (raised.warned or (code in _GOOD and bool(roles) and not known))
-        spoken = (raised is not None and not harmless) or (known and line.severity != MILD)
+        spoken = (raised is not None and not raised.warned) or (known and line.severity != MILD)
         if spoken or ended or gave_up or (number <= self.last + LAST_LINES and _BACKTRACE.match(line.text)):
-            left = _LEFT.match(line.text)
-            self._left = (number if self.last < 0 else self._left) if left else 0
-            self._ended = self._ended or (left is not None and left["told"] is not None)
+            self._left = number if self.last < 0 and _LEFT.match(line.text) else 0
             self._crashed = self._crashed or _ENGINE_GONE.search(line.text) is None
             self.last = number
             aside = raised is not None and raised.aside
@@ -292,7 +290,7 @@ class Ending:
         A process that has failed has to go on itself: others may not have missed it yet.
         """
         shut = self._shut and not (self._crashed or self._fatal) and life.is_shut_for_good(self._shut)
-        if shut or (self._left and life.has_answered_before(self._left, prompts=self._ended)):
+        if shut or (self._left and life.has_answered_before(self._left)):
             return True
         over = bool(self._followed and not self._hard) and (
             life.is_over_before(self._followed)

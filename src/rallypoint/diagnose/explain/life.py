@@ -23,7 +23,6 @@ from rallypoint.diagnose.explain.denials import without_denials
 from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, Line, Process
 from rallypoint.diagnose.explain.signs import (
     ANSWERED,
-    BATCH,
     BEAT,
     BEGIN,
     DRAWN,
@@ -94,6 +93,8 @@ class Life:
     """The numbers of those among them that speak of no failure and of no end."""
     tail: tuple[tuple[int, str], ...] = ()
     """The last lines, with their numbers."""
+    begun: tuple[int, ...] = ()
+    """The numbers of the lines that say that something has begun."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
 
@@ -259,21 +260,20 @@ class Life:
         before = [sign for sign in self.signs if sign.line < line]
         return bool(before) and END in before[-1].kinds and any(STEP in sign.kinds for sign in before)
 
-    def has_answered_before(self, line: int, *, prompts: bool) -> bool:
-        """Whether the last bar before a line, or vLLM's of prompts, is full, and nothing was begun since."""
+    def has_answered_before(self, line: int) -> bool:
+        """Whether a script that does nothing but ask vLLM had all its prompts answered before a line."""
         before = [sign for sign in self.signs if sign.line < line and sign.kinds - {END, ROW}]
-        if not before or BATCH not in before[-1].kinds or (prompts and PROMPTS not in before[-1].kinds):
+        asks = all(PROMPTS in sign.kinds for sign in before if STEP in sign.kinds)
+        if not before or not asks or not before[-1].full:
             return False
-        return not any(
-            before[-1].line < number < line and IS_BEGUN.search(text) for number, text in self.tail
-        )
+        return not any(before[-1].line < number < line for number in self.begun)
 
     def is_shut_for_good(self, line: int) -> bool:
-        """Whether a server that was at work began to end in a line, and nothing has begun since."""
+        """Whether a server that answered requests began to end in a line, and nothing has begun since."""
         before = [sign for sign in self.signs if sign.line < line and sign.kinds & {STEP, UP, STUCK}]
-        at_work = bool(before) and (before[-1].form == ANSWERED or UP in before[-1].kinds)
         later = (sign for sign in self.signs if sign.line > line)
-        return at_work and not any(sign.kinds & {STEP, UP, BEGIN, READY, DUE} for sign in later)
+        answered = bool(before) and before[-1].form == ANSWERED
+        return answered and not any(sign.kinds & {STEP, UP, BEGIN, READY, DUE} for sign in later)
 
     def is_over_after(self, line: int) -> bool:
         """Whether the job has come to its end after a line."""
@@ -317,9 +317,9 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     )
     plain = tuple(number for number, line in said if _is_plain(line))
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
-    return Life(
-        signs, last, text, plain, calm, tuple((number, line.text) for number, line in lines[-_TAIL:]), words
-    )
+    tail = tuple((number, line.text) for number, line in lines[-_TAIL:])
+    begun = tuple(number for number, line in lines if IS_BEGUN.search(line.text))
+    return Life(signs, last, text, plain, calm, tail, begun, words)
 
 
 def _is_plain(line: Line) -> bool:

@@ -50,31 +50,29 @@ STUCK: Final = "stuck"
 """There are requests, and none is worked on."""
 REFUSED: Final = "refused"
 """A server has found a request to be a bad one, as an exception before it may say."""
-BATCH: Final = "batch"
-"""A bar that is full."""
 PROMPTS: Final = "prompts"
-"""vLLM has answered all prompts that a script had for it."""
+"""vLLM's bars of the prompts that a script has for it."""
 
 _SIGN: Final = r"[\s\"'=:\[(|#]{1,6}"
 _NUMBER: Final = rf"{_SIGN}-?\d"
 _PROBE: Final = (
-    r"/(?:\W|$|(?:health|live|ready|ping|metrics|version|status|stats|favicon|docs|openapi|static|assets|api/"
-    r"(?:version|tags|ps|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
+    r"/(?:\W|$|(?:health|live|ready|ping|metrics|version|status|stats|favicon|docs|openapi|static|assets"
+    r"|index|slots|props|(?:de)?tokenize|apply-template|lora-adapters|api/(?:version|tags|ps|show|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
 )
 """A page that tells how a server is, or what it has: it needs no more than the server."""
 _HTTP: Final = r'(?: HTTP/[\d.]+)?"?(?: [\da-f.:]{7,45}(?= ))?'
 _ANSWER: Final = re.compile(
     rf"\b(?:(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} [24]|GET (?!{_PROBE})/\S*{_HTTP} 2)\d\d\b"
-    rf'|\b(?:[24]\d\d\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
+    rf'|\b(?:(?:2\d\d|400|422)\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
     # vLLM's engine, Ray Serve
-    r"|^Finished request \S"
+    r"|^Finished request [\w-]{1,80}\.$"
     rf"| (?!{_PROBE})/\S{{0,200}} \S{{1,80}} (?:http_)?proxy\.py:\d+ - "
     r"(?:POST|PUT|GET) 2\d\d [\d.]+ms\b|\breplica\.py:\d+ - (?:HANDLE )?__CALL__ OK [\d.]+ms\b"
 )
 """A request that was worked on, or found to be a bad one."""
 _REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
 ANSWERED: Final = "answered"
-_BATCH: Final = re.compile(r"^(?!Adding requests)(?:(?P<prompts>Processed prompts: )|[^|]{1,80})100%\|")
+_PROMPTS: Final = re.compile(r"^(?:Processed prompts|Adding requests): ")
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
@@ -86,7 +84,7 @@ _STEP: Final = re.compile(
     r"|\d(?:it/s|s/it|\s?(?:samples?|tokens?|tok|img|images|ex|docs|GB|MB)(?:/s| per second))"
     r"|\d%\|.*\d/\d|(?-i:\d\.\d+T/s)"
     rf"|{_ANSWER.pattern}"
-    r"|\bthroughput\b|\bbandwidth\b|\btokens generated in \d|\[[\d:.]+ --> [\d:.]+\]"
+    r"|\bthroughput\b|\bbandwidth\b|\b[1-9]\d* tokens generated in \d|\[[\d:.]+ --> [\d:.]+\]"
     r"|[\[(]\s*(?!0*[01]/)\d+/\s*\d+\b|\b(?!0)(?P<of>\d+) ?/ ?(?!(?P=of)\b)\d+ (?:done|finished|completed)\b"
 )
 _ROW: Final = re.compile(
@@ -97,7 +95,7 @@ _ROW: Final = re.compile(
 # The numbers that grow from step to step: two lines with the same ones are one step.
 _COUNTERS: Final = re.compile(
     r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
-    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<![\d/])(?!\d{1,4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
+    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(?<!\d{4}/)(?!\d{4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
 )
 """Of a date such as 2024/05/01, nothing counts."""
 _FIGURE: Final = re.compile(r"(?i)-?\d+(?:[.:,]\d+){0,9}(?:e[+-]?\d+)?")
@@ -154,7 +152,7 @@ IS_BEGUN: Final = re.compile(
 LAST_WORDS: Final = re.compile(
     r"(?i)\b(?:exit(?:ed)?|return(?:ed)?)\b(?:[ :=]{1,3}(?:with|code|status)){0,3}[ :=('\[]{1,4}-?[1-9]"
     r"|\b(?:crash(?:ed)?|abort(?:ed|ing)?|killed|interrupt(?:ed|ion)|preempt(?:ed|ion)|evicted)\b"
-    r"|\b(?!(?-i:TERMINATED))terminated\b"  # in capitals it is Ray Tune's word for a trial that is done
+    r"|\bterminated\b(?!'|\)| trials:|, \[)"  # not as Ray Tune says it of a trial that is done
     r"|\b(?:cancell?ed|segfault|panicked|disconnect(?:ed)?|fail(?:ed|ure)?|fatal|unexpected(?:ly)?)\b"
     r"|\bbad termination\b|\bconnection\b.{0,80} closed\b"
     r"|\b(?:neg)?sig(?:nal)?[ .]?(?:segv|kill|term|abrt|bus|ill|int|quit|hup|[1-9])"
@@ -330,9 +328,8 @@ def _kinds_of(text: str) -> frozenset[str]:
             return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
         last = [LAST] if _is_last(text) else []
         end = [END] if _RESULT.search(text) else []
-        full = _BATCH.search(text)
-        batch = [BATCH, *([PROMPTS] if full["prompts"] else [])] if full else []
-        return frozenset([STEP, *end, *last, *([ROW] if row else []), *over, *batch])
+        prompts = [PROMPTS] if _PROMPTS.search(text) else []
+        return frozenset([STEP, *end, *last, *([ROW] if row else []), *over, *prompts])
     if _SUCCESS.search(text):
         return frozenset([END, SUCCESS, OVER])
     if _NO_END.search(text):

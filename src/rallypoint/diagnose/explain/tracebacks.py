@@ -73,7 +73,7 @@ _LIBRARIES: Final = re.compile(
 _PACKAGE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<name>[A-Za-z]\w*)[/\\]")
 # The outermost frames of threads, of a queue's feeder, and of what is done at the exit.
 _ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_finalizers", "_exitfunc")
-_TRACKER: Final = "resource_tracker.py"
+_TRACKER: Final = re.compile(r"multiprocessing[/\\]resource_tracker\.py$")
 """A process that Python starts by itself, and that nobody needs."""
 _DESTRUCTOR: Final = "__del__"
 CLIENT_LOST: Final = "_call_connection_lost"
@@ -357,7 +357,9 @@ class Traceback:
         place = Frame(frame["file"], int(frame["line"]), frame["function"] or "")
         if self._place is None:
             self.aside = self.aside or place.function in _ASIDE
-            self._ignored = place.function == _DESTRUCTOR or place.file.endswith(_TRACKER)
+            tracker = place.function == "main" and _TRACKER.search(place.file) is not None
+            noise = tracker or place.function == _DESTRUCTOR
+            self._ignored = noise and not self._headless
         self._place, self._code = place, ""
         if not place.is_of_library:
             self._own_place = place

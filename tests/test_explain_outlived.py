@@ -389,6 +389,10 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _PROMPTS + "tensor([[1.0, 0.7]])\n" + _LEFT,
         _PROMPTS + "Processed prompts:   0%|  | 0/4 [00:00<?, ?it/s]\n" + _LEFT,
     ),
+    "what a logger could not write": (
+        "=== 1 passed in 6.8s ===\n--- Logging error ---\n" + _RAISED,
+        "=== 1 passed in 6.8s ===\n--- Loading ---\n" + _RAISED,
+    ),
     "metrics that nobody gets": (
         "[2025-12-03 10:22:16,447 E 8 9] a.cc:8: failed to connect. Metrics will not be exported.\nDone.\n",
         "[2025-12-03 10:22:16,447 E 8 9] a.cc:8: failed to connect. The worker is lost.\nb\nc\nd\n",

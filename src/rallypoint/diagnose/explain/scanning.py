@@ -45,7 +45,7 @@ _WARNED_OF_LACK: Final = re.compile(r"(?i)\bnot (?:available|found|installed)\b|
 _RETRIED: Final = re.compile(r"failed with retryable exception\b.{0,200}\b[1-9]\d* retries left")
 _ASIDE: Final = re.compile(
     r"(?:\[\w+\] )?Exception in (?:thread|callback) |Task exception was never retrieved|Error in atexit"
-    r"|--- Logging error|Examining the path of \S+ raised:"
+    r"|Examining the path of \S+ raised:"
 )
 _LAST_WORD: Final = re.compile(r"\b(?:FATAL|CRITICAL|PANIC)\b")
 _ITEM: Final = ("- ", "* ", "\t- ", "  - ", "  * ")

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 BEGIN: Final = "Traceback (most recent call last)"
-IGNORED: Final = "Exception ignored in"
-MARKS: Final = (BEGIN, 'File "', IGNORED, "what():", "panicked at ")
+IGNORED: Final = ("Exception ignored in", "--- Logging error ---")
+"""Python goes on after what follows these lines."""
+MARKS: Final = (BEGIN, 'File "', *IGNORED, "what():", "panicked at ")
 """A line with one of these opens something; a frame does so without a head, too."""
 _HANDLING: Final = "During handling of the above exception, another exception occurred"
 _CHAINED: Final = (

@@ -23,6 +23,7 @@ from rallypoint.diagnose.explain.denials import without_denials
 from rallypoint.diagnose.explain.prefixes import MILD, NOBODY, Line, Process
 from rallypoint.diagnose.explain.signs import (
     ANSWERED,
+    ANSWERED_ALL,
     BEAT,
     BEGIN,
     DRAWN,
@@ -264,7 +265,7 @@ class Life:
         """Whether a script that does nothing but ask vLLM had all its prompts answered before a line."""
         before = [sign for sign in self.signs if sign.line < line and sign.kinds - {END, ROW}]
         asks = all(PROMPTS in sign.kinds for sign in before if STEP in sign.kinds)
-        if not before or not asks or not before[-1].full:
+        if not before or not asks or ANSWERED_ALL not in before[-1].kinds:
             return False
         return not any(before[-1].line < number < line for number in self.begun)
 

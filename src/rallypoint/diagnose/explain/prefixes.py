@@ -104,8 +104,10 @@ class _Rule:
 _Prefix = tuple[_Rule, re.Match[str]]
 
 
-def _rule(pattern: str, **traits: bool) -> _Rule:
-    return _Rule(re.compile(pattern), **traits)
+def _rule(
+    pattern: str, *, record: bool = False, weak_rank: bool = False, marks: bool = False, logs: bool = False
+) -> _Rule:
+    return _Rule(re.compile(pattern), record, weak_rank, marks, logs)
 
 
 # By their first character, since most rules begin with a bracket.

@@ -52,12 +52,15 @@ REFUSED: Final = "refused"
 """A server has found a request to be a bad one, as an exception before it may say."""
 PROMPTS: Final = "prompts"
 """vLLM's bars of the prompts that a script has for it."""
+ANSWERED_ALL: Final = "answered all"
+"""Such a bar that is full."""
 
 _SIGN: Final = r"[\s\"'=:\[(|#]{1,6}"
 _NUMBER: Final = rf"{_SIGN}-?\d"
 _PROBE: Final = (
     r"/(?:\W|$|(?:health|live|ready|ping|metrics|version|status|stats|favicon|docs|openapi|static|assets"
-    r"|index|slots|props|(?:de)?tokenize|apply-template|lora-adapters|api/(?:version|tags|ps|show|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
+    r"|index|slots|props|(?:de)?tokenize|apply-template|lora-adapters"
+    r"|api/(?:version|tags|ps|show|kernels|contents|sessions)|v\d/(?:models|health))\w{0,4}(?:\W|$))"
 )
 """A page that tells how a server is, or what it has: it needs no more than the server."""
 _HTTP: Final = r'(?: HTTP/[\d.]+)?"?(?: [\da-f.:]{7,45}(?= ))?'
@@ -72,7 +75,7 @@ _ANSWER: Final = re.compile(
 """A request that was worked on, or found to be a bad one."""
 _REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
 ANSWERED: Final = "answered"
-_PROMPTS: Final = re.compile(r"^(?:Processed prompts|Adding requests): ")
+_PROMPTS: Final = re.compile(r"^(?:Adding requests|Processed prompts): (?P<all>(?<=prompts: )100%)?")
 _STEP: Final = re.compile(
     rf"(?i)(?:\b|_)(?:loss|ppl|perplexity|acc(?!um)|accuracy|mIoU|reward)\w*(?:@\d+)?{_NUMBER}"
     rf"|(?:\b|fit_|global_)(?:step|iter(?:ation)?|epoch|batch|update|episode|round|trial|fold|sample|game)\b{_NUMBER}"
@@ -328,7 +331,8 @@ def _kinds_of(text: str) -> frozenset[str]:
             return frozenset([LOAD, BEGIN, *([] if _BAR.search(text) else [UP])])
         last = [LAST] if _is_last(text) else []
         end = [END] if _RESULT.search(text) else []
-        prompts = [PROMPTS] if _PROMPTS.search(text) else []
+        bar = _PROMPTS.search(text)
+        prompts = [PROMPTS, *([ANSWERED_ALL] if bar["all"] else [])] if bar else []
         return frozenset([STEP, *end, *last, *([ROW] if row else []), *over, *prompts])
     if _SUCCESS.search(text):
         return frozenset([END, SUCCESS, OVER])

@@ -103,6 +103,8 @@ _NOISE = [
     " 45%|####      | 45/100 [00:12<00:15]\r 46%|####      | 46/100",
     "\x1b[32mINFO\x1b[0m fine",
     "RuntimeWarning: fine",
+    "Starting the training",
+    "Reading the settings",
 ]
 _LINES = [
     traceback("ValueError: the learning rate is a banana", "[rank1]: "),

@@ -7,6 +7,7 @@ The way of a log line through the files:
     scanning      takes these lines, one by one, through the next ones
     prefixes      takes off what launchers and loggers put before a line: rank, host, time (stamps), level
     endings       follows torchrun's table and tries, and notes whether a process ended badly
+    runs          tells where a further run of the job begins in the same log
     local_ranks   says which rank of the job a rank within a machine is
     tracebacks    follows the frames of a traceback up to its exception; says which ones are wrappers
     layers        knows what NCCL, CUDA and compilers say before torch raises an exception for it

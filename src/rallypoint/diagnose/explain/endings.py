@@ -39,7 +39,7 @@ MARKS: Final = (
     # mpirun, its daemons, Slurm
     *("exited on signal", "terminated normally, but", "returned a non-zero exit code", "Job step aborted"),
     *("exited with non-zero status", "MPI_ERRORS_ARE_FATAL", "ORTE has lost", "ORTE was unable", "oom-kill"),
-    *("oom_kill event", "Abort(1) on node"),
+    *("oom_kill event", "Abort(1) on node", "=1 for a complete stack trace"),
     # pdsh, accelerate, Ray
     *("ssh exited with", "non-zero exit status", "A worker died or was killed"),
     # containers
@@ -118,7 +118,9 @@ _TOLD: Final = re.compile(
     r"|(?i:SIG(?:TERM|INT) received|received (?:signal=)?SIG(?:TERM|INT)|shutdown triggered)"
 )
 """Somebody has told it to end, or nobody knows: its end may be a good one."""
-_CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: walltime")
+IN_A_SCRIPT: Final = re.compile(r"(?!(?:/\S*/)?(?:ba)?sh: )\S[^:]{0,200}: line \d+: ")
+"""What a shell says of a line of a script, and not of a single command: the script may go on."""
+CANCELLED: Final = re.compile(r"CANCELLED AT|DUE TO TIME LIMIT|job killed: walltime")
 """A scheduler has ended it for good: of a job that is over, it only took what was left."""
 _WAITED: Final = re.compile(r"(?i)\btim(?:ed |e|ing )out\b")
 """A job that is over waits for nobody."""
@@ -224,7 +226,7 @@ class Ending:
             plain = raised is None and not (ended or gave_up) and line.severity != SERIOUS
             self._loud = self._loud or (plain and is_loud(line.text))
             self._aside = number if aside else self._aside
-            cancelled = _CANCELLED.search(line.text) is not None
+            cancelled = CANCELLED.search(line.text) is not None
             follows = _is_follower(raised, roles) and not (ended or gave_up or _WAITED.search(line.text))
             if told or cancelled or follows or self._told:
                 self._told = told if not self._followed else self._told

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import Final
 
 from rallypoint.diagnose.explain import endings, local_ranks, reasons, suspects, tracebacks
@@ -170,12 +171,41 @@ class Source:
     tries: Tries = field(default_factory=Tries)
     ending: Ending = field(default_factory=Ending)
     lines: int = 0
+    """The number of its last line."""
     life: Life = field(default_factory=Life)
+    begin: int = 1
+    """The line at which this run of several in one log begins."""
+    later: Source | None = None
+    """The next run in the same log."""
+    earlier_tries: int = 0
+    """Tries in the runs before this one."""
+
+    def next_run(self, begin: int, read: int) -> Source:
+        """A further run in the same log, from a line on, of which so many lines are counted."""
+        tries = self.earlier_tries + max(self.tries.count, 1)
+        self.later = Source(
+            self.name, self.modified, self.attempt, lines=read, begin=begin, earlier_tries=tries
+        )
+        return self.later
+
+    @property
+    def last_run(self) -> Source:
+        source = self
+        while source.later is not None:
+            source = source.later
+        return source
 
     @property
     def went_on(self) -> bool:
-        """Whether the job went on after all that was bad in this log."""
+        """Whether the job went on after all that was bad in this log, or goes well in a later run."""
+        if self.later is not None and self.last_run.goes_well:
+            return True
         return self.ending.was_outlived(self.life, self.tries.count)
+
+    @property
+    def goes_well(self) -> bool:
+        """Whether it ends with a job at work, or with one that has worked, and nothing that it died of."""
+        return not self.ended_badly and self.life.shown and self.life.works_after(0)
 
     @property
     def ended_badly(self) -> bool:
@@ -183,9 +213,17 @@ class Source:
 
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""
-        if self.attempt is not None or not self.tries.count:
+        if self.attempt is not None:
             return self.attempt
-        return min(tries, self.tries.count - 1)
+        if not (self.tries.count or self.earlier_tries or self.later):
+            return None
+        return self.earlier_tries + min(tries, max(self.tries.count - 1, 0))
+
+    def has_attempt(self, number: int) -> bool:
+        """Whether a try may be told of here."""
+        if self.attempt is not None or not (self.earlier_tries or self.later):
+            return self.attempt in (None, number)
+        return self.earlier_tries <= number < self.earlier_tries + max(self.tries.count, 1)
 
 
 class Evidence:
@@ -263,8 +301,13 @@ class Evidence:
                 del self._contexts[name]
 
     def add_known(self, cause: Cause, facts: dict[str, str], raised: Raised | None, seen: Sighting) -> None:
-        """Add a sighting of a cause. Facts that the first sighting leaves open may come from a later one."""
+        """Add a sighting of a cause. Facts that the first sighting leaves open may come from a later one.
+
+        Those of a further run come before those of the runs before it.
+        """
         incident = self.known.setdefault(cause.id, Incident(cause, cause.role))
+        if self._is_of_a_further_run(incident, seen):
+            incident.facts, incident.raised = {**incident.facts, **facts}, raised
         incident.facts = {**facts, **incident.facts}
         incident.raised = incident.raised or raised
         self._add(incident, seen)
@@ -290,6 +333,8 @@ class Evidence:
         if name in self.unknown or len(self.unknown) < _MOST_UNKNOWN:
             role = "wrapper" if raised.is_wrapper else "symptom" if raised.is_follower else "cause"
             incident = self.unknown.setdefault(name, Incident(None, role, raised=raised, became=became))
+            if self._is_of_a_further_run(incident, seen):
+                incident.raised, incident.became = raised, became
             self._add(incident, seen)
 
     def forget_lack(self, writer: tuple[object, ...], since: int) -> None:
@@ -320,6 +365,11 @@ class Evidence:
             text = excerpt(seen.text, _LONGEST_EXCERPT)
             self.reasons.setdefault((seen.log, words), replace(seen, text=text))
 
+    def _is_of_a_further_run(self, incident: Incident, seen: Sighting) -> bool:
+        """Whether it is the first sighting in a run that is not the first one of its log."""
+        last = next(reversed(incident.sightings.values()), None)
+        return self.sources[seen.log].begin > 1 and last is not None and last.log != seen.log
+
     def _add(self, incident: Incident, seen: Sighting) -> None:
         """Add a sighting. If thousands of ranks write the same, only the first few texts are kept."""
         incident.count += 1
@@ -328,7 +378,9 @@ class Evidence:
             incident.sightings[seen.writer] = replace(seen, text=excerpt(seen.text, _LONGEST_EXCERPT))
         if seen.writer not in incident.sightings and (not incident.sightings or self._room > 0):
             self._room -= 1
-            text = excerpt(seen.text, _LONGEST_EXCERPT) if len(incident.sightings) < _EXCERPTS else ""
+            before = list(islice(reversed(incident.sightings.values()), _EXCERPTS))
+            enough = len(before) == _EXCERPTS and all(each.log == seen.log for each in before)
+            text = "" if enough else excerpt(seen.text, _LONGEST_EXCERPT)
             incident.sightings[seen.writer] = replace(seen, text=text)
 
 

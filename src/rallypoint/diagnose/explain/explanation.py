@@ -100,6 +100,7 @@ class Explanation:
     suspects: tuple[Suspect, ...]
     """Lines that look like a cause, if no cause was found."""
     logs: tuple[str, ...]
+    """By the numbers in the sightings; a log with several runs is there as often."""
     lines: int
     stop: Stop | None = None
     """Where the logs stop, if nothing was found and they show no end; or where it stood when told to end."""

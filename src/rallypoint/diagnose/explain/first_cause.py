@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rallypoint.diagnose.explain.endings import LAST_LINES
+from rallypoint.diagnose.explain.endings import CANCELLED, IN_A_SCRIPT, LAST_LINES
 from rallypoint.diagnose.explain.evidence import Evidence, Incident, Sighting, Source
 from rallypoint.diagnose.explain.explanation import TIERS, Explanation, Verdict
 from rallypoint.diagnose.explain.knowledge import SURENESS
@@ -37,20 +37,23 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     _without_context(evidence)
     _add_layers(evidence)
     _add_reasons(evidence)
-    shown = any(source.ended_badly for source in evidence.sources)
-    dated = [_outlived(incident, evidence.sources) for incident in date(evidence)]
+    sources = evidence.sources
+    last = [source for source in sources if source.later is None]
+    shown = any(source.ended_badly for source in sources)
+    dated = [_outlived(incident, sources) for incident in date(evidence)]
     weighed = _specific([incident if shown else _weighed(incident) for incident in dated])
-    everything = _without_earlier(weighed, evidence.sources)
+    everything = _without_strays(_without_earlier(weighed, sources))
     serious = [incident for incident in everything if incident.role != "notice"]
     notices = [incident for incident in everything if incident.role == "notice"]
     verdicts = [
-        Verdict(*_judge_attempt(part, evidence.sources), number, shown)
+        Verdict(*_judge_attempt(part, [each for each in sources if each.has_attempt(number)]), number, shown)
         for number, part in _by_attempt(serious)
     ]
-    verdict = _last_cause(verdicts)
+    begin = max(source.earlier_tries for source in last) if last else 0
+    verdict = _last_cause([each for each in verdicts if each.attempt >= begin] or verdicts)
     suspects = _suspects(evidence) if verdict is None or verdict.incident.role != "cause" else []
     if verdict is None or verdict.incident.role == "wrapper":
-        guess = _guess(suspects, verdict, evidence.sources)
+        guess = _guess(suspects, verdict, sources)
         if guess is not None:
             suspects = [each for each in suspects if each.text != guess.incident.text]
         verdict = guess or verdict
@@ -67,12 +70,10 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         ),
         len(verdicts),
         tuple(suspects),
-        tuple(source.name for source in evidence.sources),
-        sum(source.lines for source in evidence.sources),
-        find_stop(evidence.sources, notices)
-        if verdict is None
-        else find_standstill(verdict, evidence.sources),
-        find_midst(evidence.sources) if verdict is None else None,
+        tuple(source.name for source in sources),
+        sum(source.lines for source in last),
+        find_stop(sources, notices) if verdict is None else find_standstill(verdict, sources),
+        find_midst(last) if verdict is None else None,
     )
 
 
@@ -82,7 +83,7 @@ def _add_differences(evidence: Evidence) -> None:
     One machine that tells two things was started twice.
     """
     for (cause, alike), told in evidence.told.items():
-        machines = {(seen.log, seen.host) for seen in told.values()}
+        machines = {(evidence.sources[seen.log].name, seen.host) for seen in told.values()}
         if len(told) > 1 and (len(machines) > 1 or None in {host for _, host in machines}):
             facts = {cause.differs: " and ".join(list(told)[:_MOST_NAMED]), cause.alike: alike}
             sightings = {seen.writer: seen for seen in reversed(told.values())}
@@ -172,7 +173,10 @@ def _not_needed(incident: Incident, seen: Sighting, source: Source) -> bool:
 
 
 def _without_earlier(everything: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:
-    """What the job went on after, before it failed for good, is no cause: if there is one that can be."""
+    """What the job went on after, before it failed for good, is no cause: if there is one that can be.
+
+    A job that somebody has cancelled needs no other cause.
+    """
     earlier = [
         all(
             seen.line <= source.ending.outlived or _not_needed(each, seen, source)
@@ -181,21 +185,46 @@ def _without_earlier(everything: Sequence[Incident], sources: Sequence[Source]) 
         )
         for each in everything
     ]
-    if not any(each.role == "cause" and not was for each, was in zip(everything, earlier, strict=True)):
+    other = (each for each, was in zip(everything, earlier, strict=True) if not was)
+    if not any(each.role == "cause" or CANCELLED.search(each.text) for each in other):
         return list(everything)
     return [
         replace(each, role="notice") if was else each for each, was in zip(everything, earlier, strict=True)
     ]
 
 
+def _without_strays(everything: Sequence[Incident]) -> list[Incident]:
+    """A command that a script could not find ended nothing, if a program in it failed of something else."""
+    failed = [each for each in everything if each.role == "cause" and each.raised and each.raised.place]
+    return [
+        replace(each, role="notice") if each.role == "cause" and _is_stray(each, failed) else each
+        for each in everything
+    ]
+
+
+def _is_stray(incident: Incident, failed: Sequence[Incident]) -> bool:
+    if incident.cause is None or not incident.cause.passing or not IN_A_SCRIPT.match(incident.text):
+        return False
+    command = incident.facts.get("command", "")
+    logs = {seen.log for seen in incident.seen}
+    near = [each for each in failed if logs.intersection(seen.log for seen in each.seen)]
+    return bool(near) and not any(command in each.headline for each in near)
+
+
 def _suspects(evidence: Evidence) -> list[Suspect]:
     """Lines that look like a cause, but for those that the job has outlived."""
-    sources = {source.name: source for source in evidence.sources}
     return [
-        replace(suspect, rank=_rank_of(suspect, sources[suspect.log]))
+        replace(suspect, rank=_rank_of(suspect, source))
         for suspect in evidence.suspects.best()
-        if sources[suspect.log].ended_badly or not _went_by(suspect, sources[suspect.log])
+        for source in (evidence.sources[_index_of(suspect, evidence.sources)],)
+        if not (source.later and source.went_on) and (source.ended_badly or not _went_by(suspect, source))
     ]
+
+
+def _index_of(suspect: Suspect, sources: Sequence[Source]) -> int:
+    """Which run of which log a suspect is of."""
+    runs = (index for index, source in enumerate(sources) if source.name == suspect.log)
+    return max(index for index in runs if sources[index].begin <= suspect.line)
 
 
 def _went_by(suspect: Suspect, source: Source) -> bool:
@@ -224,11 +253,10 @@ def _guess(suspects: Iterable[Suspect], wrapper: Verdict | None, sources: Sequen
     stands behind it followed.
     """
     gone = wrapper.incident.first if wrapper is not None and wrapper.incident.raised is None else None
-    logs = {source.name: index for index, source in enumerate(sources)}
     first = next((each for each in suspects if each.loud), None)
     if first is None or says_a_command_failed(first.text):
         return None
-    log = logs[first.log]
+    log = _index_of(first, sources)
     source = sources[log]
     is_last = source.lines - first.line <= LAST_LINES and not _went_by(first, source)
     is_before = gone is not None and gone.log == log and first.line < gone.line
@@ -313,11 +341,13 @@ def _distance(incident: Incident) -> tuple[bool, bool, int, bool]:
     """How far an incident is from being the first cause, by its kind: warnings come behind errors.
 
     Of those that only tell of a failure, one that names a part says more than one about a process. And of
-    ends, one by SIGKILL says most: nobody but the system ends a process so first.
+    ends, one by SIGKILL says most: nobody but the system ends a process so first. Of those that follow from
+    one, a known one says more than a connection that broke.
     """
     role, cause = incident.role, incident.cause
     vague = incident.ending != "SIGKILL" if cause is None else cause.part in ("launcher", "process")
-    return (role == "wrapper", incident.mild, TIERS[role], role == "wrapper" and vague)
+    unknown = role == "symptom" and cause is None
+    return (role == "wrapper", incident.mild, TIERS[role], unknown or (role == "wrapper" and vague))
 
 
 def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) -> tuple[Incident, str]:

@@ -34,6 +34,8 @@ _HOST: Final = re.compile(
 _HEAD: Final = 1 << 16
 _MOST_ZEROS: Final = 0.1
 """How much of a text may be zero bytes."""
+_HOLE: Final = re.compile(rb"\0{16,}")
+"""A log that somebody cuts while it is written has holes: the writer goes on where it was."""
 _LOG: Final = re.compile(r"(?i)\.(?:log|out|err|txt|stdout|stderr)(?:\.\d+)?(?:\.gz)?$|^(?:stdout|stderr)$")
 
 
@@ -106,14 +108,17 @@ def recoded(chunks: Iterable[bytes]) -> Iterator[bytes]:
     decoder, begun = None, False
     for chunk in chunks:
         if not begun:
-            # A log that was cut while it was written begins with a hole.
             chunk = chunk.lstrip(b"\0") if chunk.startswith(b"\0\0") else chunk
             begun = bool(chunk)
             decoder = _decoder_for(chunk)
-            if decoder is None and chunk[:_HEAD].count(0) > _MOST_ZEROS * len(chunk[:_HEAD]):
+            head = _HOLE.sub(b"", chunk[:_HEAD])
+            if decoder is None and head.count(0) > _MOST_ZEROS * len(head):
                 raise UsageError("it is no text", hint="name the logs of the job")
             chunk = chunk.removeprefix(codecs.BOM_UTF8)
-        yield decoder.decode(chunk).encode(errors="replace") if decoder else chunk
+        if decoder:
+            yield decoder.decode(chunk).encode(errors="replace")
+        else:
+            yield _HOLE.sub(b"", chunk) if b"\0" in chunk else chunk
 
 
 def _decoder_for(start: bytes) -> codecs.IncrementalDecoder | None:

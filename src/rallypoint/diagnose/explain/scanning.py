@@ -14,12 +14,14 @@ from itertools import chain, islice
 from typing import Final
 
 from rallypoint.diagnose.explain import tracebacks
+from rallypoint.diagnose.explain.endings import IN_A_SCRIPT
 from rallypoint.diagnose.explain.evidence import Evidence, Sighting, Source
 from rallypoint.diagnose.explain.knowledge import Cause
 from rallypoint.diagnose.explain.layers import LAST_ERROR, layer_of
 from rallypoint.diagnose.explain.life import LAST_LINES, Life, look_for_life
 from rallypoint.diagnose.explain.prefixes import MILD, SERIOUS, Line, Prefixes
 from rallypoint.diagnose.explain.reasons import missed
+from rallypoint.diagnose.explain.runs import NEAR, Opening
 from rallypoint.diagnose.explain.sieve import ESCAPE, Sieve, blocks, reduce
 from rallypoint.diagnose.explain.stamps import Stamp
 from rallypoint.diagnose.explain.tracebacks import Raised, Traceback
@@ -33,6 +35,7 @@ _LONGEST_MORE: Final = 2_000
 _MOST_LOOKS: Final = 20
 _MOST_BACK: Final = 1_000
 _MOST_ALIKE: Final = 10
+_MOST_RUNS: Final = 1_000
 _LONGEST_FORM: Final = 200
 # Colours whose escape character was lost when the log was copied.
 _LOST_ESCAPE: Final = re.compile(rb"(?:\xef\xbf\xbd|\^\[)?\[\d{1,3}(?:;\d{1,3}){0,4}m")
@@ -120,6 +123,8 @@ class _Scanner:
         """Writers whose next line says what NCCL's last error was."""
         self._failures: set[str] = set()
         """Lines that speak of a failure, without their numbers: each was looked at once."""
+        self._opening = Opening()
+        self._runs = 1
 
     # Which lines -------------------------------------------------------------------------------------------
 
@@ -127,29 +132,70 @@ class _Scanner:
         """The lines that the sieve selects; and all those between, while something is open."""
         selected = self._sieve.select(block)
         first = next(selected, None)
-        if first is not None or self._busy:
+        if first is not None or self._busy or self._is_near(-1) or not self._opening.is_known:
             self._lines = block.split(b"\n")
+            self._learn_opening()
             indexes = selected if first is None else chain((first,), selected)
-            self._take_selected(indexes, len(self._lines), self._take)
+            count = len(self._lines)
+            self._take_selected(indexes, count, self._take, lambda done: self._busy or self._is_near(done))
         self._source.lines += block.count(b"\n")
         self._tail = (block if len(block) > _TAIL_BYTES else self._tail + block)[-_TAIL_BYTES:]
 
-    def _take_selected(self, selected: Iterable[int], count: int, take: Callable[[int], None]) -> None:
+    def _take_selected(
+        self, selected: Iterable[int], count: int, take: Callable[[int], None], goes_on: Callable[[int], bool]
+    ) -> None:
+        """Take some of the items, and after each further ones, as long as it `goes_on` behind an item."""
         done = -1
         for index in chain(selected, (count,)):
-            while self._busy and done + 1 < index:
+            while done + 1 < index and goes_on(done):
                 done += 1
                 take(done)
             if done < index < count:
                 done = index
                 take(index)
 
+    def _learn_opening(self) -> None:
+        for index, raw in enumerate(self._lines):
+            if self._opening.is_known:
+                break
+            self._opening.learn(self._split(raw), self._source.lines + index + 1)
+
+    def _is_near(self, index: int) -> bool:
+        """Whether what comes behind a line is still near a failure, so that a further run may begin there."""
+        last = self._source.ending.last
+        return self._opening.end < last <= self._source.lines + index + 1 < last + NEAR
+
+    def _look_for_a_run(self) -> None:
+        raw = self._lines[self._at]
+        if self._runs < _MOST_RUNS and self._is_near(self._at - 1) and self._opening.may_have(raw):
+            begin = self._opening.begins_at(self._split(raw), self._number)
+            if begin > self._source.ending.last:
+                self._begin_run(begin)
+
+    def _begin_run(self, begin: int) -> None:
+        """What comes from a line on is of a further run, which knows nothing of the one before."""
+        self._settle_all()
+        self._tracebacks.clear()
+        self._answering.clear()
+        self._failures.clear()
+        read = self._source.lines
+        self._close_run(islice(self._earlier(), self._number - begin, None), begin - 1)
+        self._runs += 1
+        self._source = self._source.next_run(begin, read)
+        self._evidence.sources.append(self._source)
+        self._index = len(self._evidence.sources) - 1
+
+    def _close_run(self, backwards: Iterable[bytes], last: int) -> None:
+        """Note what the lines of a run up to its last one show, which come backwards."""
+        own = islice(backwards, last - self._source.begin + 1)
+        self._source.life = self._look(own, last)
+        self._source.lines = last
+
     def close(self) -> None:
         """The log is at its end: exceptions that still wait for more are unknown ones."""
-        for writer in list(self._pending):
-            self._settle(writer)
+        self._settle_all()
         lines = self._tail.removesuffix(b"\n").split(b"\n")
-        self._source.life = self._look(reversed(lines), self._source.lines)
+        self._close_run(reversed(lines), self._source.lines)
 
     def _look(self, backwards: Iterable[bytes], last: int) -> Life:
         """What the lines up to the one with the number `last` show.
@@ -160,12 +206,14 @@ class _Scanner:
         seen: Counter[bytes] = Counter()
         lines = []
         for number, raw in zip(range(last, 0, -1), islice(backwards, _MOST_BACK), strict=False):
-            shown = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what it shows at its end
+            bar, _, shown = raw.rstrip(b"\r").rpartition(b"\r")  # of a progress bar, what it shows at its end
             form = reduce(shown)
             seen[form] += 1
             if seen[form] <= _MOST_ALIKE:
                 lines.append((number, self._split(shown)))
-            if len(lines) == LAST_LINES:
+                if bar:  # and before: how far it has come since
+                    lines.append((number, self._split(bar.rpartition(b"\r")[2])))
+            if len(lines) >= LAST_LINES:
                 break
         return look_for_life(lines[::-1])
 
@@ -176,9 +224,13 @@ class _Scanner:
     def _take(self, index: int) -> None:
         """A line, or what matters of its parts: a progress bar may write a hundred thousand into one line."""
         self._at = index
-        parts = self._lines[index].rstrip(b"\r").split(b"\r")
+        self._look_for_a_run()
+        raw = self._lines[index]
+        parts = raw.rstrip(b"\r").split(b"\r")
         selected = self._sieve.select(b"\n".join(parts)) if len(parts) > 1 else (0,)
-        self._take_selected(selected, len(parts), lambda at: self._take_part(self._lines[index], parts[at]))
+        self._take_selected(
+            selected, len(parts), lambda at: self._take_part(raw, parts[at]), lambda _: self._busy
+        )
 
     def _take_part(self, raw: bytes, part: bytes) -> None:
         if self._take_line(self._split(part)):
@@ -338,7 +390,7 @@ class _Scanner:
             pending.raised = replace(pending.raised, message=message)
             pending.seen = replace(pending.seen, line=self._number)
         empty = line.anonymous and not line.text and not pending.block
-        if line.record or line.text.startswith("[") or empty:
+        if line.record or line.text.startswith("[") or empty or IN_A_SCRIPT.match(line.text):
             pending.message_lines = 0  # without names of writers, an empty line ends the message
         elif pending.message_lines:
             more = f"{pending.raised.more}\n{line.text}".strip()[:_LONGEST_MORE]
@@ -346,6 +398,10 @@ class _Scanner:
         if pending.message_lines and roles & {"cause", "symptom"}:
             del self._pending[line.writer]
         pending.message_lines = max(pending.message_lines - 1, 0)
+
+    def _settle_all(self) -> None:
+        for writer in list(self._pending):
+            self._settle(writer)
 
     def _settle(self, writer: Writer) -> None:
         """Nothing more of the message or the chain will come: the exception is an unknown one."""

@@ -146,7 +146,8 @@ _LOADS: Final = re.compile(
     r"|tokenizing)(?!\w)"
 )
 _START: Final = re.compile(
-    rf"{_LOADS.pattern}|(?<!done )\bwaiting (?:for|on)\b{_IDLE}(?!\w)|(?<!exiting)\.\.\.$"
+    rf"{_LOADS.pattern}|(?<!done )\bwaiting (?:for|on)\b{_IDLE}(?!\w)"
+    r"|^(?!(?:saved|wrote)\b).*(?<!exiting)\.\.\.$"
 )
 IS_BEGUN: Final = re.compile(
     rf"{_START.pattern}|{_AT_ZERO}|(?i:^\W{{0,9}}(?!exit|shutt|clos|warn|dur|\w*thing)\w{{2,20}}ing\b)"
@@ -176,18 +177,20 @@ _BEGIN: Final = re.compile(
 _END: Final = re.compile(
     r"(?i)\b(?:finished|complete[ds]?|done|succeeded|success(?:ful|fully)?|saved|wrote|written|passed"
     r"|exit(?:ing|ed normally|s successfully)|terminated normally|ended with 0|executed in \d|waiting for"
-    r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|took \d"
+    r"|serving|listening|ready|running on|ok|okay|max_\w+=\d+` reached|total time|time total|took \d"
     r"|(?<!out )in \d+\.\d+ ?s(?:ec(?:onds)?)?|reached max\w*"
     r"|ran \d+ tests?|uploaded|exported (?:\w+ ){0,2}to|generated|resum(?:ed|ing)|recovered|reconnected"
     r"|best|early stopping|synced"
     r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
     r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
-    r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功"
+    r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功|完了"
+    r"|^sys\t\d+m\d+\.\d+s$"  # a shell's `time`
     r"|^>>> ?(?:exit\(\)|quit\(\))?$"
     r"|(?-i:^Number of trials: (\d+)(?:/\1)? \((?:\{'TERMINATED': \1\}|\1 TERMINATED)\)$)"
 )
 _NO_END: Final = re.compile(
     r"(?i)error|exception|fail|fatal|traceback|abort|killed|not |unable|cannot|\bNCCL INFO\b|saved locally"
+    r"|\bretrying\b|\bfor a complete stack trace\b"
     r"|\bsig(?:term|int|kill|segv|hup)\b"
     rf"|(?<!done )waiting (?:for|on)\b{_IDLE}"
 )
@@ -195,7 +198,7 @@ _NO_RHYTHM: Final = (
     *(_NO_STEP, _START, _NO_END),
     re.compile(
         r"(?i)\b(?:warn\w*|retr(?:y|ies|ying)|attempt|time(?:d )?out|stuck|stall\w*|lost|still|no|since)\b"
-        r"|^frame #|\b(?:rank|gpu|cuda|device|node|host|worker|process|pid)\W{0,3}\d"
+        r"|^frame #|^\s*File \"|\bsize: |\b(?:rank|gpu|cuda|device|node|host|worker|process|pid)\W{0,3}\d"
         r"|\b(?:GET|HEAD|POST|PUT)\b ?[/\d]|\btok(?:en)?s?/s"
         r"|\b(?:alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*)\b"
     ),

@@ -16,12 +16,14 @@ def find_stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | 
     """
     noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
     for index, source in enumerate(sources):
+        if source.later is not None:
+            continue
         words = source.life.last_words
         told = words and any(log == index and line >= words[0] for log, line in noticed)
         if words and not told and source.life.is_cut_short:
             return Stop(words[1], source.name, words[0], advise(words[1], None, None))
-    written = [index for index, source in enumerate(sources) if source.life.text]
-    if not written or any(source.life.shown for source in sources):
+    written = [index for index, source in enumerate(sources) if source.life.text and source.later is None]
+    if not written or any(sources[index].life.shown for index in written):
         return None
     last = sources[written[-1]]
     if (written[-1], last.life.last) in noticed:

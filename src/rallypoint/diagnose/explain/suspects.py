@@ -47,6 +47,7 @@ _WORDS: Final = (
         r"|^(?:\[ERROR\] |\W*ERROR \| asyncio \| )?Exception in (?:thread|callback) ",
         -9,
     ),  # the answer is in the next lines
+    (r"^Token indices sequence length is longer than ", -9),  # transformers, of a text that may be cut later
     (r"^Vulnerability [\w ]{1,40}: +(?:Not affected|Mitigation|Vulnerable)\b", -9),  # of a processor
     (r"^#(?!#\[)", -3),  # a table's head, or a comment
     (r"^slurmstepd: error: _", -9),  # Slurm's own book-keeping, by the name of a function

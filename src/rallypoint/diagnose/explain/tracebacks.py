@@ -18,7 +18,9 @@ from typing import Final
 BEGIN: Final = "Traceback (most recent call last)"
 IGNORED: Final = ("Exception ignored in", "--- Logging error ---")
 """Python goes on after what follows these lines."""
-MARKS: Final = (BEGIN, 'File "', *IGNORED, "what():", "panicked at ")
+_CALLED: Final = ("Error in call to target", "Error locating target")
+"""Hydra, of what it was to make: the exception is in the next line, as Python shows an object."""
+MARKS: Final = (BEGIN, 'File "', *IGNORED, *_CALLED, "what():", "panicked at ")
 """A line with one of these opens something; a frame does so without a head, too."""
 _HANDLING: Final = "During handling of the above exception, another exception occurred"
 _CHAINED: Final = (
@@ -77,6 +79,8 @@ _ASIDE: Final = ("_bootstrap_inner", "_feed", "_serve", "_exit_function", "_run_
 _TRACKER: Final = re.compile(r"multiprocessing[/\\]resource_tracker\.py$")
 """A process that Python starts by itself, and that nobody needs."""
 _DESTRUCTOR: Final = "__del__"
+_BAD_REQUESTS: Final = "httptools.parser.errors."
+"""uvicorn, of what is no HTTP: whoever finds the port may send that."""
 CLIENT_LOST: Final = "_call_connection_lost"
 """asyncio, of a client that is gone: no server ends by that."""
 _PLAIN: Final = (
@@ -236,6 +240,8 @@ class Traceback:
         self._lacked = False
         """Whether the exception before it is a module that could not be imported."""
         self._thrown = _CXX
+        self._called = False
+        """Whether Hydra could not make something, and says next why."""
         self._panicked: re.Match[str] | None = None
         self.head = 0
         """The number of the line that announces it."""
@@ -309,7 +315,12 @@ class Traceback:
             self._thrown, self._after = _CXX, _AFTER_LINES
             return raised
         found = _ALONE.match(text) or _USAGE.match(text) or _ERRORED.match(text)
-        if found is None and self._after and self._wrapper and self._wrapper.name == _SHOWS:
+        if text.startswith(_CALLED):
+            self._called, self._after = True, max(self._after, 2)
+            return None
+        shows = self._called or (self._wrapper is not None and self._wrapper.name == _SHOWS)
+        self._called = False
+        if found is None and self._after and shows:
             found = _SHOWN.match(text)
         if found is None:
             return None
@@ -319,6 +330,11 @@ class Traceback:
             raised = replace(raised, place=place, library=library, within=self._wrapper.kind)
         self._after, self._chained, self._wrapper = _AFTER_LINES, False, None
         return raised
+
+    def _is_of_a_client(self, kind: str) -> bool:
+        """Whether it is about one client of a server, which goes on."""
+        lost = self._place is not None and self._place.function == CLIENT_LOST
+        return lost or kind.startswith(_BAD_REQUESTS)
 
     def _begin(self, text: str) -> None:
         if not self._after:
@@ -384,7 +400,7 @@ class Traceback:
             place,
             self._chained and not instead,
             instead,
-            ignored=self._ignored or (self._place is not None and self._place.function == CLIENT_LOST),
+            ignored=self._ignored or self._is_of_a_client(found["kind"]),
             warned=self.warned or (self.warned_of_lack and lacks),
             aside=self.aside,
             alone=self.alone,

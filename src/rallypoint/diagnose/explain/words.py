@@ -272,7 +272,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "stop": _stop_json(explanation.stop),
         "midst": _stop_json(explanation.midst),
         "attempts": explanation.attempts,
-        "logs": list(explanation.logs),
+        "logs": list(dict.fromkeys(explanation.logs)),
         "lines": explanation.lines,
     }
 

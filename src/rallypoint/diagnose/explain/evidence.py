@@ -82,6 +82,8 @@ class Incident:
     sightings: dict[tuple[object, ...], Sighting] = field(default_factory=dict)
     """One for each writer. When `first_cause` has dated them, none is known to come before the first."""
     count: int = 0
+    last: dict[int, int] = field(default_factory=dict)
+    """The line of each log in which it was said last, by whomever."""
     ending: str = ""
     """How a process ended, if it is about no more than that: `SIGBUS`, `exit code 1`."""
     guessed: bool = False
@@ -276,6 +278,10 @@ class Evidence:
                 if by_numbers == (bool(cause.differs or cause.where) or asks_for_numbers(pattern)):
                     yield pattern
 
+    def cause(self, name: str) -> Cause | None:
+        """The entry with an id, if there is one."""
+        return next((cause for cause in self._causes if cause.id == name), None)
+
     def match(self, text: str) -> list[tuple[Cause, dict[str, str]]]:
         """The causes that a line means, each with the facts that the line tells."""
         found = (
@@ -373,6 +379,7 @@ class Evidence:
     def _add(self, incident: Incident, seen: Sighting) -> None:
         """Add a sighting. If thousands of ranks write the same, only the first few texts are kept."""
         incident.count += 1
+        incident.last[seen.log] = seen.line
         known = incident.sightings.get(seen.writer)
         if known is not None and known.mild and not seen.mild:  # what was warned of came to pass here
             incident.sightings[seen.writer] = replace(seen, text=excerpt(seen.text, _LONGEST_EXCERPT))

@@ -29,6 +29,7 @@ from rallypoint.diagnose.explain.stopping import find_midst, find_standstill, fi
 from rallypoint.diagnose.explain.suspects import Suspect, is_fatal, says_a_command_failed
 
 _MOST_NAMED: Final = 3
+_DIVERGED: Final = "loss-not-finite"
 
 
 def find_first_cause(evidence: Evidence) -> Explanation:
@@ -45,6 +46,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     everything = _without_strays(_without_earlier(weighed, sources))
     serious = [incident for incident in everything if incident.role != "notice"]
     notices = [incident for incident in everything if incident.role == "notice"]
+    serious = serious or _divergence(evidence)
     verdicts = [
         Verdict(*_judge_attempt(part, [each for each in sources if each.has_attempt(number)]), number, shown)
         for number, part in _by_attempt(serious)
@@ -164,11 +166,12 @@ def _not_needed(incident: Incident, seen: Sighting, source: Source) -> bool:
 
     A rank that is named has ended: others may go on for a while.
     """
+    line = incident.last.get(seen.log, seen.line)
     if incident.cause is not None and incident.cause.passing:
-        return source.life.is_calm_after(seen.line, times=2)
+        return source.life.is_calm_after(line, times=2)
     lack = incident.raised is not None and incident.raised.is_lack and incident.raised.place is not None
     named = source.ending.is_fatal or seen.rank is not None or seen.local is not None
-    works = source.life.is_calm_after(seen.line) and source.life.steps_after(seen.line)
+    works = source.life.is_calm_after(line) and source.life.steps_after(line)
     return lack and not named and works
 
 
@@ -191,6 +194,17 @@ def _without_earlier(everything: Sequence[Incident], sources: Sequence[Source]) 
     return [
         replace(each, role="notice") if was else each for each, was in zip(everything, earlier, strict=True)
     ]
+
+
+def _divergence(evidence: Evidence) -> list[Incident]:
+    """That the loss is no number any more, where nothing else was found: the job works for nothing."""
+    cause = evidence.cause(_DIVERGED)
+    for index, source in enumerate(evidence.sources):
+        if cause is not None and source.later is None and (lost := source.life.diverged):
+            line, text = lost
+            seen = Sighting(index, line, None, None, None, exact=False, tries=source.tries.count, text=text)
+            return [Incident(cause, cause.role, sightings={seen.writer: seen}, count=1)]
+    return []
 
 
 def _without_strays(everything: Sequence[Incident]) -> list[Incident]:
@@ -386,11 +400,22 @@ def _ends_before(candidates: Sequence[Incident], everything: Sequence[Incident])
 
 
 def _proven(candidates: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:
-    """Without incidents of ranks that still ran when torchrun saw another one fail."""
+    """Without incidents of ranks that still ran when torchrun saw another one fail.
+
+    A rank with an exception may still run, and wait for the others in vain, until one of these is killed.
+    """
     roots = _proven_roots(sources)
-    if not any(roots.intersection(incident.ranks) for incident in candidates):
+    of_roots = [incident for incident in candidates if roots.intersection(incident.ranks)]
+    if not of_roots:
         return list(candidates)
-    return [incident for incident in candidates if not incident.ranks or roots.intersection(incident.ranks)]
+    ends = [each.first for each in of_roots] if all(each.raised is None for each in of_roots) else []
+    return [
+        incident
+        for incident in candidates
+        if not incident.ranks
+        or roots.intersection(incident.ranks)
+        or (incident.raised and ends and all(precedes(incident.first, end) for end in ends))
+    ]
 
 
 def _proven_roots(sources: Sequence[Source]) -> set[int]:

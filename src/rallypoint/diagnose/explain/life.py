@@ -70,6 +70,13 @@ _UNMOVED: Final = re.compile(r"(?:\b0it \[00:00, |\b0%\|[^|]*\| *0/\d+ \[00:00<)
 """A bar that was drawn, and has not moved: a job that stops there has made no step of this part."""
 _BEHIND_LABEL: Final = re.compile(r"[:%|\[].*")
 _TAIL: Final = 15
+_LOSS: Final = re.compile(
+    r"(?i)(?<![a-z_/])(?:(?:train|training|total|avg|mean|running)[_ /]?)?loss[\"']?(?: [=:]|[=:])? ?"
+    r"(?:(?P<lost>[-+]?(?:nan|inf(?:inity)?)\b)|[-+]?\d)"
+)
+"""The loss that is trained with; that of a validation may have nothing to be made of."""
+_LOST_FOR_GOOD: Final = 3
+"""A single step may overflow: scalers skip it, and make the next one smaller."""
 _CALM: Final = 3
 """A program whose last words are an exception does not go on with so many others."""
 _SPEAKS_OF_END: Final = re.compile(
@@ -98,6 +105,8 @@ class Life:
     """The numbers of the lines that say that something has begun."""
     last_words: tuple[int, str] | None = None
     """Behind the last step, the first line that speaks of an end in any way: its number and its text."""
+    diverged: tuple[int, str] | None = None
+    """The first of these lines, if from it on no loss was a finite number: its number and its text."""
 
     @property
     def teed(self) -> bool:
@@ -320,7 +329,17 @@ def look_for_life(lines: Sequence[tuple[int, Line]]) -> Life:
     calm = tuple(number for number, line in lines if number in plain and not _SPEAKS_OF_END.search(line.text))
     tail = tuple((number, line.text) for number, line in lines[-_TAIL:])
     begun = tuple(number for number, line in lines if IS_BEGUN.search(line.text))
-    return Life(signs, last, text, plain, calm, tail, begun, words)
+    return Life(signs, last, text, plain, calm, tail, begun, words, _diverged(lines))
+
+
+def _diverged(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
+    """The first of several lines, the last ones with a loss, in which that is no finite number."""
+    first, count = None, 0
+    for number, line in lines:
+        if found := _LOSS.search(line.text):
+            lost = found["lost"] is not None
+            first, count = (first or (number, line.text.strip()), count + 1) if lost else (None, 0)
+    return first if count >= _LOST_FOR_GOOD else None
 
 
 def _is_plain(line: Line) -> bool:

@@ -261,7 +261,7 @@ _SERIOUS: Final = re.compile(
 )
 # It has been dealt with, also if its level is an error's.
 _HANDLED: Final = re.compile(
-    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)|falling back|fall back to"
+    r"(?i)\b(?:retrying|will retry|ignor(?:ed|ing)(?! explicit argument)|falling back|fall back to"
     r"|skipp(?:ed|ing)|continuing|trying (?:again|another|the next|next|port \d)"
     r"|starting (?:fresh|from scratch)|(?<=[,;] )(?:using \w|will (?:use|dispatch))"
     r"|metrics will not be exported)\b"

@@ -73,7 +73,7 @@ _ANSWER: Final = re.compile(
     r"(?:POST|PUT|GET) 2\d\d [\d.]+ms\b|\breplica\.py:\d+ - (?:HANDLE )?__CALL__ OK [\d.]+ms\b"
 )
 """A request that was worked on, or found to be a bad one."""
-_REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4\d\d\b")
+_REFUSAL: Final = re.compile(rf"\b(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} 4(?!04|05)\d\d\b")
 ANSWERED: Final = "answered"
 _PROMPTS: Final = re.compile(r"^(?:Adding requests|Processed prompts): (?P<all>(?<=prompts: )100%)?")
 _STEP: Final = re.compile(
@@ -238,7 +238,7 @@ _OVER: Final = re.compile(
     r"|\bfinished training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
-    r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
+    r"|(?:\ball |^)(?:finished|completed?|done)\W*$|^(?-i:COMPLETED?|DONE|FINISHED): "
     r"|\b(\d+) of \1 (?:tasks|trials|jobs|runs|folds) (?:finished|completed|done)\b"
     r"|\bearly ?stopping\b.{0,20}\b(?:triggered|at epoch)"
     r"|\bstopp(?:ed|ing) (?:early\b|because\b.{0,9}\bpatience)"

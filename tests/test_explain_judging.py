@@ -7,8 +7,8 @@ from textwrap import indent
 
 import pytest
 
-from explaining import report_of, traceback
-from rallypoint.diagnose.explain import Explanation, Log
+from explaining import log_of_text, report_of, traceback
+from rallypoint.diagnose.explain import Explanation, Log, explain
 from rallypoint.diagnose.explain.evidence import Incident
 from rallypoint.diagnose.explain.explanation import Verdict
 from rallypoint.diagnose.explain.reading import log_of_failure
@@ -356,6 +356,55 @@ def test_a_traceback_in_the_table_is_that_of_its_rank() -> None:
 def _end_of_try(rank: int, agent: int = 7) -> str:
     ended = f"failed (exitcode: 1) local_rank: {rank} (pid: 1) of binary: python"
     return f"E1115 14:36:19.1 {agent} torch/x/api.py:869] {ended}\n"
+
+
+def test_a_rank_that_failed_and_waited_comes_before_one_that_was_killed_for_it() -> None:
+    table = _table(1, 0, "-15").replace("exitcode  : 1 ", "exitcode  : -9 ")
+    killed = "[E1115 x/api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 2) of binary: python\n" + table
+    waited = traceback("KeyError: 'x'", "[rank0]: ")
+    assert _title(explain([log_of_text(waited + killed)])) == "KeyError: 'x'"
+    own = traceback(_BANANA, "[rank1]: ")
+    assert _title(explain([log_of_text(waited + own + killed)])) == _BANANA
+
+
+@pytest.mark.parametrize(("lines", "first"), [(10, "KeyError: 1"), (70, "NameError: x")])
+def test_one_process_has_survived_all_but_its_last_exception(lines: int, first: str) -> None:
+    between = "it goes on\n" * lines
+    assert _title(report_of(traceback("KeyError: 1") + between + traceback("NameError: x"))) == first
+    ranks = traceback("KeyError: 1", "[rank1]: ") + between + traceback("NameError: x", "[rank0]: ")
+    assert _title(report_of(ranks)) == "KeyError: 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "headline"),
+    [
+        ("./job.sh: line 9: SBATCH: command not found\n" + traceback("KeyError: 1"), "KeyError: 1"),
+        (traceback("KeyError: 1") + "./job.sh: line 9: SBATCH: command not found\n", "KeyError: 1"),
+        (
+            "./job.sh: line 9: ninja: command not found\n" + traceback("RuntimeError: no ninja here"),
+            "A command is not installed here",
+        ),
+        (
+            "sh: line 1: cmake: command not found\n" + traceback("RuntimeError: cannot build"),
+            "A command is not installed here",
+        ),
+        (
+            "Error in call to target 'encoder.Encoder':\nKeyError(\"no such colour\")\nfull_key: encoder\n",
+            "KeyError: no such colour",
+        ),
+        (
+            "train.py: error: argument --fp8: ignored explicit argument 'true'\n",
+            "train.py: error: argument --fp8: ignored explicit argument 'true'",
+        ),
+        (
+            "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Segmentation fault.\n",
+            "A DataLoader worker ended",
+        ),
+    ],
+)
+def test_what_is_told_of_what_stands_side_by_side(text: str, headline: str) -> None:
+    assert _title(explain([log_of_text(text)])) == headline
 
 
 def test_lines_between_those_of_the_table_are_not_of_its_ranks() -> None:

@@ -48,6 +48,7 @@ _SETTINGS = "".join(f"setting {name} is on\n" for name in "abcdefghij")
 _SERVED = "10.0.0.1 5e5f /v1/chat/completions default proxy.py:1005 - POST 200 7379.8ms\n" * 2
 _PROBED = "10.0.0.1 5e5f /-/healthz default proxy.py:1005 - GET 200 3.1ms\n" * 2
 _BY_TORCH = "[rank0]:E0801 09:14:41.3 4711 torch/_inductor/x.py:2274] [0/0] "
+_BAD_REQUEST = traceback("httptools.parser.errors.HttpParserInvalidMethodError: Invalid method encountered")
 _LEFT = (
     "ERROR 01-16 17:16:49 [core_client.py:605] "
     "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
@@ -410,6 +411,42 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _TRAINED + _TRACKER,
     ),
     "what is deleted": (_TRAINED + _RAISED.replace("in train", "in __del__"), _TRAINED + _RAISED),
+    "what is no HTTP": (
+        _ANSWERS + _BAD_REQUEST + _ANSWERS[: len(_ANSWERS) // 2],
+        _ANSWERS + _RAISED + _ANSWERS[: len(_ANSWERS) // 2],
+    ),
+    "a port that is no status": (
+        _DEAD.replace("vllm.v1.engine.exceptions.EngineDeadError", "ValueError") + _ANSWERS,
+        _RAISED + '10.0.0.234:44056 - "GET /generate HTTP/1.1" 503 Service Unavailable\n' * 3,
+    ),
+    "a page that is not there": (
+        _RAISED + 'INFO:     10.0.0.1:4711 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n',
+        _RAISED + 'INFO:     10.0.0.1:4711 - "POST /v2/completions HTTP/1.1" 404 Not Found\n',
+    ),
+    "a bar that has moved in its line": (
+        _RAISED + " 2%|   | 2/99 [00:02<01:39,  1.02s/it]\r 9%|#  | 9/99 [00:09<01:39,  1.02s/it]\n",
+        _RAISED + " 2%|   | 2/99 [00:02<01:39,  1.02s/it]\r 2%|   | 2/99 [00:02<01:39,  1.02s/it]\n",
+    ),
+    "a module that is missed once": (
+        _LACK + "looking for another one\nfound another one\nit will do\n" + _STEPS,
+        _LACK + "looking for another one\nfound another one\nit will do\n" + _STEPS + _LACK,
+    ),
+    "a frame of a traceback is no step": (
+        _RAISED + _STEPS,
+        _RAISED + traceback("KeyError: 1", file="/usr/lib/python3.9/x.py").replace("KeyError: 1\n", "") * 3,
+    ),
+    "what a profiler and a shell have measured": (
+        "a warning\nSelf CPU time total: 1.884s\n",
+        "a warning\nretrying in 0.492115 seconds\n",
+    ),
+    "a value that overflowed": (
+        "step 1 loss nan\nstep 2 loss inf\n" + _STEPS.replace("11", "3").replace("12", "4"),
+        _STEPS + "step 13 loss nan\nstep 14 loss=inf\nstep 15 loss: nan\n",
+    ),
+    "the loss of what is not trained": (
+        "".join(f"epoch {number} loss 0.{number} val_loss nan\n" for number in range(1, 5)),
+        "".join(f"epoch {number} loss nan val_loss 0.{number}\n" for number in range(1, 5)),
+    ),
     "what pip says of other packages": (
         "ERROR: pip's dependency resolver does not currently\nSuccessfully installed x\n",
         "ERROR: Could not build wheels for x, which is required to install pyproject.toml-based projects\n",

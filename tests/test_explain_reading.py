@@ -32,6 +32,7 @@ _TEXT = "naïve 🏖\nEADDRINUSE on port 29500\n"
         b"\xff\xfd\xfe broken\n" + _TEXT.encode("latin-1", errors="replace"),
         _TEXT.encode().rstrip(b"\n"),
         b"\x00" * 100 + b"\n" + _TEXT.encode(),
+        _TEXT.encode() + b"\x00" * 5000,
         b"\x00" * (2 * BLOCK_BYTES + 7) + _TEXT.encode(),
         gzip.compress(_TEXT.encode(), mtime=0),
     ],

@@ -110,8 +110,8 @@ def recoded(chunks: Iterable[bytes]) -> Iterator[bytes]:
         if not begun:
             chunk = chunk.lstrip(b"\0") if chunk.startswith(b"\0\0") else chunk
             begun = bool(chunk)
-            decoder = _decoder_for(chunk)
             head = _HOLE.sub(b"", chunk[:_HEAD])
+            decoder = _decoder_for(head)
             if decoder is None and head.count(0) > _MOST_ZEROS * len(head):
                 raise UsageError("it is no text", hint="name the logs of the job")
             chunk = chunk.removeprefix(codecs.BOM_UTF8)

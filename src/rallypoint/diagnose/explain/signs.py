@@ -64,9 +64,11 @@ _PROBE: Final = (
 )
 """A page that tells how a server is, or what it has: it needs no more than the server."""
 _HTTP: Final = r'(?: HTTP/[\d.]+)?"?(?: [\da-f.:]{7,45}(?= ))?'
+_NO_ADDRESS: Final = r"(?<![\d.:])"
 _ANSWER: Final = re.compile(
     rf"\b(?:(?:POST|PUT) (?!{_PROBE})/\S*{_HTTP} [24]|GET (?!{_PROBE})/\S*{_HTTP} 2)\d\d\b"
-    rf'|\b(?:(?:2\d\d|400|422)\b.{{0,60}}\b(?:POST|PUT)|2\d\d\b.{{0,60}}\bGET)\b[ "]{{1,9}}(?!{_PROBE})/'
+    rf"|{_NO_ADDRESS}(?:(?:2\d\d|400|422)\b(?![.:]\d).{{0,60}}\b(?:POST|PUT)|2\d\d\b(?![.:]\d).{{0,60}}\bGET)\b"
+    rf'[ "]{{1,9}}(?!{_PROBE})/'
     # vLLM's engine, Ray Serve
     r"|^Finished request [\w-]{1,80}\.$"
     rf"| (?!{_PROBE})/\S{{0,200}} \S{{1,80}} (?:http_)?proxy\.py:\d+ - "
@@ -107,7 +109,8 @@ _VALUE_OF_STEP: Final = re.compile(r"(?<![\d.])(?<!\d:)\d+\.\d+(?![\d.])")
 _STEPS: Final = 3
 """So many lines that differ in their numbers only are steps; two are values."""
 _UP: Final = re.compile(
-    r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b|\b[2-4]\d\d\b.{0,60}\b(?:GET|HEAD)\b[ "]{1,9}/'
+    r'\b(?:GET|HEAD) \S+ HTTP/[\d.]+" [2-4]\d\d\b'
+    rf'|{_NO_ADDRESS}[2-4]\d\d\b(?![.:]\d).{{0,60}}\b(?:GET|HEAD)\b[ "]{{1,9}}/'
     r"|\bproxy\.py:\d+ - (?:GET|HEAD) [2-4]\d\d [\d.]+ms\b"
 )
 _QUEUED: Final = re.compile(

@@ -431,9 +431,9 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _LACK + "looking for another one\nfound another one\nit will do\n" + _STEPS,
         _LACK + "looking for another one\nfound another one\nit will do\n" + _STEPS + _LACK,
     ),
-    "a frame of a traceback is no step": (
+    "frames of a traceback are no steps": (
         _RAISED + _STEPS,
-        _RAISED + traceback("KeyError: 1", file="/usr/lib/python3.9/x.py").replace("KeyError: 1\n", "") * 3,
+        _RAISED + "".join(f'  File "/lib/python3.9/x.py", line {number}, in x\n' for number in range(1, 5)),
     ),
     "what a profiler and a shell have measured": (
         "a warning\nSelf CPU time total: 1.884s\n",

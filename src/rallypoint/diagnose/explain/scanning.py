@@ -136,23 +136,36 @@ class _Scanner:
             self._lines = block.split(b"\n")
             self._learn_opening()
             indexes = selected if first is None else chain((first,), selected)
-            count = len(self._lines)
-            self._take_selected(indexes, count, self._take, lambda done: self._busy or self._is_near(done))
+            self._take_selected(indexes, len(self._lines), self._take, self._take_between)
         self._source.lines += block.count(b"\n")
         self._tail = (block if len(block) > _TAIL_BYTES else self._tail + block)[-_TAIL_BYTES:]
 
     def _take_selected(
-        self, selected: Iterable[int], count: int, take: Callable[[int], None], goes_on: Callable[[int], bool]
+        self,
+        selected: Iterable[int],
+        count: int,
+        take: Callable[[int], None],
+        take_between: Callable[[int], bool],
     ) -> None:
-        """Take some of the items, and after each further ones, as long as it `goes_on` behind an item."""
+        """Take some of the items, and of those between as many as are wanted behind each."""
         done = -1
         for index in chain(selected, (count,)):
-            while done + 1 < index and goes_on(done):
+            while done + 1 < index and take_between(done + 1):
                 done += 1
-                take(done)
             if done < index < count:
                 done = index
                 take(index)
+
+    def _take_between(self, index: int) -> bool:
+        """Take a line that the sieve has not selected; returns whether it was wanted."""
+        if self._busy:
+            self._take(index)
+            return True
+        if self._is_near(index - 1):
+            self._at = index
+            self._look_for_a_run()
+            return True
+        return False
 
     def _learn_opening(self) -> None:
         for index, raw in enumerate(self._lines):
@@ -228,9 +241,17 @@ class _Scanner:
         raw = self._lines[index]
         parts = raw.rstrip(b"\r").split(b"\r")
         selected = self._sieve.select(b"\n".join(parts)) if len(parts) > 1 else (0,)
-        self._take_selected(
-            selected, len(parts), lambda at: self._take_part(raw, parts[at]), lambda _: self._busy
-        )
+
+        def take(at: int) -> None:
+            self._take_part(raw, parts[at])
+
+        def take_between(at: int) -> bool:
+            busy = self._busy
+            if busy:
+                take(at)
+            return busy
+
+        self._take_selected(selected, len(parts), take, take_between)
 
     def _take_part(self, raw: bytes, part: bytes) -> None:
         if self._take_line(self._split(part)):

@@ -367,14 +367,6 @@ def test_a_rank_that_failed_and_waited_comes_before_one_that_was_killed_for_it()
     assert _title(explain([log_of_text(waited + own + killed)])) == _BANANA
 
 
-@pytest.mark.parametrize(("lines", "first"), [(10, "KeyError: 1"), (70, "NameError: x")])
-def test_one_process_has_survived_all_but_its_last_exception(lines: int, first: str) -> None:
-    between = "it goes on\n" * lines
-    assert _title(report_of(traceback("KeyError: 1") + between + traceback("NameError: x"))) == first
-    ranks = traceback("KeyError: 1", "[rank1]: ") + between + traceback("NameError: x", "[rank0]: ")
-    assert _title(report_of(ranks)) == "KeyError: 1"
-
-
 @pytest.mark.parametrize(
     ("text", "headline"),
     [

@@ -29,7 +29,6 @@ from rallypoint.diagnose.explain.stopping import find_midst, find_standstill, fi
 from rallypoint.diagnose.explain.suspects import Suspect, is_fatal, says_a_command_failed
 
 _MOST_NAMED: Final = 3
-_APART: Final = 60
 _DIVERGED: Final = "loss-not-finite"
 
 
@@ -49,7 +48,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     notices = [incident for incident in everything if incident.role == "notice"]
     serious = serious or _divergence(evidence)
     verdicts = [
-        Verdict(*_judge_attempt(part, sources, number), number, shown)
+        Verdict(*_judge_attempt(part, [each for each in sources if each.has_attempt(number)]), number, shown)
         for number, part in _by_attempt(serious)
     ]
     begin = max(source.earlier_tries for source in last) if last else 0
@@ -365,11 +364,8 @@ def _distance(incident: Incident) -> tuple[bool, bool, int, bool]:
     return (role == "wrapper", incident.mild, TIERS[role], unknown or (role == "wrapper" and vague))
 
 
-def _judge_attempt(
-    everything: Sequence[Incident], logs: Sequence[Source], number: int
-) -> tuple[Incident, str]:
+def _judge_attempt(everything: Sequence[Incident], sources: Sequence[Source]) -> tuple[Incident, str]:
     """The first cause of one try, and how it is known to be the first."""
-    sources = [each for each in logs if each.has_attempt(number)]
     nearest = min(map(_distance, everything))
     candidates = [incident for incident in everything if _distance(incident) == nearest]
     candidates = _ends_before(candidates, everything) or candidates
@@ -380,8 +376,6 @@ def _judge_attempt(
         return min(of_roots, key=_distance), "torchrun"
     if len(candidates) == 1:
         return candidates[0], "alone"
-    if (end := _end_of_the_only_process(candidates, everything, logs)) is not None:
-        return end, "lines"
     proven = _proven(candidates, sources)
     if len(proven) == 1:
         return proven[0], "torchrun"
@@ -390,22 +384,6 @@ def _judge_attempt(
     ]
     chosen = min(first or proven, key=lambda incident: _preference(incident, sources))
     return chosen, _order(chosen, proven)
-
-
-def _end_of_the_only_process(
-    candidates: Sequence[Incident], everything: Sequence[Incident], sources: Sequence[Source]
-) -> Incident | None:
-    """The exception with which a log ends, if one process wrote it: it has survived whatever came before."""
-    writers = {(seen.log, seen.rank, seen.local, seen.host) for each in everything for seen in each.seen}
-    log, *who = next(iter(writers))
-    if len(writers) > 1 or who != [None] * 3 or any(each.role == "wrapper" for each in everything):
-        return None
-    last = max(candidates, key=lambda each: each.last.get(log, 0))
-    line = last.last.get(log, 0)
-    if last.raised is None or last.raised.place is None or sources[log].lines - line > LAST_LINES:
-        return None
-    before = max((each.last.get(log, 0) for each in candidates if each is not last), default=0)
-    return last if line - before > _APART else None
 
 
 def _ends_before(candidates: Sequence[Incident], everything: Sequence[Incident]) -> list[Incident]:

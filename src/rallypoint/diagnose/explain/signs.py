@@ -187,7 +187,6 @@ _END: Final = re.compile(
     r"|(?:exit(?:s|ed)?(?: with)?(?: exit)?|ret(?:urn)?)(?:[ _]?code| status)?[ :=]{1,3}0"
     r"|end(?:ed|ing)?\b.{0,30}\bat \d+)\b"
     r"|\d/\d+ +(?:running|completed)\b|built target|(?-i:\bPASS\b)|^true$|完成|成功|完了"
-    r"|^sys\t\d+m\d+\.\d+s$"  # a shell's `time`
     r"|^>>> ?(?:exit\(\)|quit\(\))?$"
     r"|(?-i:^Number of trials: (\d+)(?:/\1)? \((?:\{'TERMINATED': \1\}|\1 TERMINATED)\)$)"
 )

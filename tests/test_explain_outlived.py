@@ -423,10 +423,6 @@ _PAIRS: dict[str, tuple[str, ...]] = {
         _RAISED + 'INFO:     10.0.0.1:4711 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n',
         _RAISED + 'INFO:     10.0.0.1:4711 - "POST /v2/completions HTTP/1.1" 404 Not Found\n',
     ),
-    "a bar that has moved in its line": (
-        _RAISED + " 2%|   | 2/99 [00:02<01:39,  1.02s/it]\r 9%|#  | 9/99 [00:09<01:39,  1.02s/it]\n",
-        _RAISED + " 2%|   | 2/99 [00:02<01:39,  1.02s/it]\r 2%|   | 2/99 [00:02<01:39,  1.02s/it]\n",
-    ),
     "a module that is missed once": (
         _LACK + "looking for another one\nfound another one\nit will do\n" + _STEPS,
         _LACK + "looking for another one\nfound another one\nit will do\n" + _STEPS + _LACK,

@@ -13,7 +13,7 @@ from rallypoint.diagnose.explain.words import as_json, as_text
 pytestmark = pytest.mark.windows
 
 _OPENING = "2026-11-15 14:36:19 Starting on port 29500\nReading the settings\n"
-_STEPS = "step 1 loss 0.5\nstep 2 loss 0.4\n"
+_STEPS = "".join(f"step {number} loss 0.{number}\n" for number in range(1, 7))
 _ENDS = {
     "an exception": traceback("ValueError: the learning rate is a banana"),
     "after steps": _STEPS + traceback("KeyError: 'colour'"),
@@ -65,6 +65,31 @@ def test_what_is_told_of_a_failure_is_what_the_last_run_tells() -> None:
     assert report.verdict.incident.what == "Another process holds port 2345."
 
 
+def test_runs_of_several_logs_are_counted_from_their_ends() -> None:
+    lost, cause = _OPENING + _ENDS["another rank"], _OPENING + _ENDS["an exception"]
+    logs = [
+        log_of_text(_OPENING + _ENDS["memory"] + 2 * lost, "rank0.log"),
+        log_of_text(2 * cause, "rank1.log"),
+    ]
+    assert _told(explain(logs)) == ("ValueError: the learning rate is a banana", "cause")
+
+
+def test_what_torchrun_starts_again_is_a_try_of_the_same_run() -> None:
+    failed = "[E1115 x/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n"
+    again = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group\n"
+    report = _explained(_OPENING + _ENDS["memory"] + failed + again + _OPENING + _ENDS["another rank"])
+    assert _told(report) == (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "cause",
+    )
+
+
+@pytest.mark.parametrize("end", ["step 1 loss 0.5\nstep 2 loss 0.4\n", "Training finished\n"])
+def test_others_that_begin_when_a_rank_has_died_are_no_further_run(end: str) -> None:
+    died = traceback("KeyError: 'colour'", "[rank3]: ")
+    assert _told(_explained(_OPENING + died + _OPENING + end)) == ("KeyError: 'colour'", "cause")
+
+
 def test_a_run_that_shows_neither_a_failure_nor_work_lets_nobody_off() -> None:
     report = _explained(_OPENING + _ENDS["an exception"] + _OPENING + _ENDS["a hang"])
     assert _told(report) == ("ValueError: the learning rate is a banana", "cause")
@@ -82,6 +107,7 @@ def test_a_run_that_shows_neither_a_failure_nor_work_lets_nobody_off() -> None:
         )
         + "[rank1]: step 1 loss 0.5\n[rank1]: step 2 loss 0.4\n",
         _OPENING + _ENDS["an exception"] + "others say good-bye\n" * 20 + _OPENING,
+        _OPENING + _ENDS["an exception"] + _OPENING.replace("\n", "\nsomething else\n"),
         # a bar is drawn again, and an error is said again: these are no openings
         2 * ("epoch:  20%|##   | 2/10 [00:02<00:08,  1.00s/it]\nbatch of rank 1\n" + _ENDS["an exception"])
         + "epoch:  20%|##   | 2/10 [00:02<00:08,  1.00s/it]\nbatch of rank 1\n",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import islice
 from typing import Final
 
@@ -181,33 +182,37 @@ class Source:
     """The next run in the same log."""
     earlier_tries: int = 0
     """Tries in the runs before this one."""
+    first_try: int | None = None
+    """The number of its first try, if a log of the job has several runs. `first_cause` sets it."""
 
     def next_run(self, begin: int, read: int) -> Source:
         """A further run in the same log, from a line on, of which so many lines are counted."""
-        tries = self.earlier_tries + max(self.tries.count, 1)
-        self.later = Source(
-            self.name, self.modified, self.attempt, lines=read, begin=begin, earlier_tries=tries
-        )
+        self.later = Source(self.name, self.modified, self.attempt, lines=read, begin=begin)
+        self.later.earlier_tries = self.tries_so_far
         return self.later
 
-    @property
+    @cached_property
     def last_run(self) -> Source:
         source = self
         while source.later is not None:
             source = source.later
         return source
 
-    @property
+    @cached_property
     def went_on(self) -> bool:
-        """Whether the job went on after all that was bad in this log, or goes well in a later run."""
+        """Whether the job went on after all that was bad in this log, or goes well in a later run.
+
+        Others may still begin when a rank has died that torch has named, and make some steps.
+        """
         if self.later is not None and self.last_run.goes_well:
-            return True
+            return self.last_run.life.makes_many_steps or not self.ending.is_fatal
         return self.ending.was_outlived(self.life, self.tries.count)
 
-    @property
+    @cached_property
     def goes_well(self) -> bool:
-        """Whether it ends with a job at work, or with one that has worked, and nothing that it died of."""
-        return not self.ended_badly and self.life.shown and self.life.works_after(0)
+        """Whether it ends with a job at work, or with one that is over, and nothing that it died of."""
+        works = self.life.makes_many_steps or (self.life.works_after(0) and self.life.is_over_after(0))
+        return not self.ended_badly and self.life.shown and works
 
     @property
     def ended_badly(self) -> bool:
@@ -215,17 +220,20 @@ class Source:
 
     def attempt_of(self, tries: int) -> int | None:
         """The try of a line, by the tries that failed before it. Lines at the end belong to the last."""
-        if self.attempt is not None:
+        if self.attempt is not None or (self.first_try is None and not self.tries.count):
             return self.attempt
-        if not (self.tries.count or self.earlier_tries or self.later):
-            return None
-        return self.earlier_tries + min(tries, max(self.tries.count - 1, 0))
+        return (self.first_try or 0) + min(tries, max(self.tries.count - 1, 0))
+
+    @property
+    def tries_so_far(self) -> int:
+        """Tries up to the end of this run; one that did not say that it failed is one, too."""
+        return self.earlier_tries + max(self.tries.count, 1)
 
     def has_attempt(self, number: int) -> bool:
         """Whether a try may be told of here."""
-        if self.attempt is not None or not (self.earlier_tries or self.later):
+        if self.attempt is not None or self.first_try is None:
             return self.attempt in (None, number)
-        return self.earlier_tries <= number < self.earlier_tries + max(self.tries.count, 1)
+        return self.first_try <= number < self.first_try + max(self.tries.count, 1)
 
 
 class Evidence:

@@ -40,6 +40,7 @@ def find_first_cause(evidence: Evidence) -> Explanation:
     _add_reasons(evidence)
     sources = evidence.sources
     last = [source for source in sources if source.later is None]
+    begin = _number_runs(sources)
     shown = any(source.ended_badly for source in sources)
     dated = [_outlived(incident, sources) for incident in date(evidence)]
     weighed = _specific([incident if shown else _weighed(incident) for incident in dated])
@@ -51,7 +52,6 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         Verdict(*_judge_attempt(part, [each for each in sources if each.has_attempt(number)]), number, shown)
         for number, part in _by_attempt(serious)
     ]
-    begin = max(source.earlier_tries for source in last) if last else 0
     verdict = _last_cause([each for each in verdicts if each.attempt >= begin] or verdicts)
     suspects = _suspects(evidence) if verdict is None or verdict.incident.role != "cause" else []
     if verdict is None or verdict.incident.role == "wrapper":
@@ -77,6 +77,17 @@ def find_first_cause(evidence: Evidence) -> Explanation:
         find_stop(sources, notices) if verdict is None else find_standstill(verdict, sources),
         find_midst(last) if verdict is None else None,
     )
+
+
+def _number_runs(sources: Sequence[Source]) -> int:
+    """Number the tries of logs with several runs from their ends; returns the first one of the last runs."""
+    last = [source for source in sources if source.later is None]
+    total = max((source.tries_so_far for source in last), default=0)
+    if not any(source.earlier_tries for source in last):
+        return 0
+    for source in sources:
+        source.first_try = total - source.last_run.tries_so_far + source.earlier_tries
+    return min(source.first_try or 0 for source in last if source.earlier_tries)
 
 
 def _add_differences(evidence: Evidence) -> None:
@@ -208,7 +219,7 @@ def _divergence(evidence: Evidence) -> list[Incident]:
 
 
 def _without_strays(everything: Sequence[Incident]) -> list[Incident]:
-    """A command that a script could not find ended nothing, if a program in it failed of something else."""
+    """A command that a script did not find ended nothing, if a program failed before, or if it is none."""
     failed = [each for each in everything if each.role == "cause" and each.raised and each.raised.place]
     return [
         replace(each, role="notice") if each.role == "cause" and _is_stray(each, failed) else each
@@ -220,9 +231,10 @@ def _is_stray(incident: Incident, failed: Sequence[Incident]) -> bool:
     if incident.cause is None or not incident.cause.passing or not IN_A_SCRIPT.match(incident.text):
         return False
     command = incident.facts.get("command", "")
-    logs = {seen.log for seen in incident.seen}
-    near = [each for each in failed if logs.intersection(seen.log for seen in each.seen)]
-    return bool(near) and not any(command in each.headline for each in near)
+    seen = incident.first
+    near = [each.first for each in failed if each.first.log == seen.log]
+    no_program = command.isupper() or "=" in command  # such as SBATCH, of a line whose # was lost
+    return bool(near) and (no_program or all(each.line < seen.line for each in near))
 
 
 def _suspects(evidence: Evidence) -> list[Suspect]:
@@ -400,22 +412,11 @@ def _ends_before(candidates: Sequence[Incident], everything: Sequence[Incident])
 
 
 def _proven(candidates: Sequence[Incident], sources: Sequence[Source]) -> list[Incident]:
-    """Without incidents of ranks that still ran when torchrun saw another one fail.
-
-    A rank with an exception may still run, and wait for the others in vain, until one of these is killed.
-    """
+    """Without incidents of ranks that still ran when torchrun saw another one fail."""
     roots = _proven_roots(sources)
-    of_roots = [incident for incident in candidates if roots.intersection(incident.ranks)]
-    if not of_roots:
+    if not any(roots.intersection(incident.ranks) for incident in candidates):
         return list(candidates)
-    ends = [each.first for each in of_roots] if all(each.raised is None for each in of_roots) else []
-    return [
-        incident
-        for incident in candidates
-        if not incident.ranks
-        or roots.intersection(incident.ranks)
-        or (incident.raised and ends and all(precedes(incident.first, end) for end in ends))
-    ]
+    return [incident for incident in candidates if not incident.ranks or roots.intersection(incident.ranks)]
 
 
 def _proven_roots(sources: Sequence[Source]) -> set[int]:

@@ -71,7 +71,8 @@ _UNMOVED: Final = re.compile(r"(?:\b0it \[00:00, |\b0%\|[^|]*\| *0/\d+ \[00:00<)
 _BEHIND_LABEL: Final = re.compile(r"[:%|\[].*")
 _TAIL: Final = 15
 _LOSS: Final = re.compile(
-    r"(?i)(?<![a-z_/])(?:(?:train|training|total|avg|mean|running)[_ /]?)?loss[\"']?(?: [=:]|[=:])? ?"
+    r"(?i)(?<![a-z_/])(?P<other>(?:val|eval|test|dev|best|min|lowest|aux)[a-z]{0,8}[ _/.:-]{1,3})?"
+    r"(?:(?:train|training|total|avg|mean|running)[_ /]?)?loss[\"']?(?: [=:]|[=:])? ?"
     r"(?:(?P<lost>[-+]?(?:nan|inf(?:inity)?)\b)|[-+]?\d)"
 )
 """The loss that is trained with; that of a validation may have nothing to be made of."""
@@ -235,6 +236,11 @@ class Life:
         """Whether there is a step after a line, and not only a server that could be asked."""
         return any(sign.line > line and STEP in sign.kinds and READY not in sign.kinds for sign in self.signs)
 
+    @property
+    def makes_many_steps(self) -> bool:
+        """Whether there are more steps than those that ranks make when one of them is gone."""
+        return len(_steps(self.signs)) >= _MANY
+
     def is_shut_by(self, line: int) -> bool:
         """Whether a server that was told to end in a line was at work, or ended in good order after it."""
         before = [sign for sign in self.signs if sign.line < line and not sign.kinds.isdisjoint((STEP, UP))]
@@ -336,7 +342,7 @@ def _diverged(lines: Iterable[tuple[int, Line]]) -> tuple[int, str] | None:
     """The first of several lines, the last ones with a loss, in which that is no finite number."""
     first, count = None, 0
     for number, line in lines:
-        if found := _LOSS.search(line.text):
+        if found := next((each for each in _LOSS.finditer(line.text) if not each["other"]), None):
             lost = found["lost"] is not None
             first, count = (first or (number, line.text.strip()), count + 1) if lost else (None, 0)
     return first if count >= _LOST_FOR_GOOD else None

@@ -7,6 +7,7 @@ run: ranks and loops say the same again and again. A log that begins in the mids
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from rallypoint.diagnose.explain.prefixes import Line
@@ -50,18 +51,22 @@ class Opening:
         failed = any(mark in line.text for _, line in self._lines for mark in MARKS)
         return not failed and not any(STEP in sign.kinds for sign in read_signs(self._lines))
 
-    def may_have(self, text: bytes) -> bool:
-        """Whether a line, as it was written, may be one of the two."""
-        return bool(self._forms) and any(form in reduce(text) for form in self._forms)
+    def begins_at(self, text: bytes, number: int, split: Callable[[bytes], Line]) -> int:
+        """The line at which a run begins, if this is the second line of one; else 0.
 
-    def begins_at(self, line: Line, number: int) -> int:
-        """The line at which a run begins, if this is the second line of one; else 0."""
-        form = _form_of(line)
-        if not form or not self._forms:
+        The line is given as it was written; it is split only if it may be one of the two.
+        """
+        if not text.strip():
             return 0
-        candidate, self._candidate = self._candidate, number if form == self._forms[0] else 0
-        own = (line.process, line.host) == (self._lines[1][1].process, self._lines[1][1].host)
-        return candidate if form == self._forms[1] and own else 0
+        candidate, self._candidate = self._candidate, 0
+        reduced = reduce(text)
+        if not any(form in reduced for form in self._forms):
+            return 0
+        line = split(text)
+        if line.process != self._lines[1][1].process or line.host != self._lines[1][1].host:
+            return 0
+        self._candidate = number if _form_of(line) == self._forms[0] else 0
+        return candidate if _form_of(line) == self._forms[1] else 0
 
 
 def _form_of(line: Line) -> bytes:

@@ -35,7 +35,9 @@ _LONGEST_MORE: Final = 2_000
 _MOST_LOOKS: Final = 20
 _MOST_BACK: Final = 1_000
 _MOST_ALIKE: Final = 10
-_MOST_RUNS: Final = 1_000
+_MOST_RUNS: Final = 200
+_LONGEST_OPENING: Final = 100
+_RESTARTS: Final = b"will restart worker group"
 _LONGEST_FORM: Final = 200
 # Colours whose escape character was lost when the log was copied.
 _LOST_ESCAPE: Final = re.compile(rb"(?:\xef\xbf\xbd|\^\[)?\[\d{1,3}(?:;\d{1,3}){0,4}m")
@@ -125,6 +127,8 @@ class _Scanner:
         """Lines that speak of a failure, without their numbers: each was looked at once."""
         self._opening = Opening()
         self._runs = 1
+        self._restarted = 0
+        """The failure after which torchrun starts its ranks again: that is a try of the same run."""
 
     # Which lines -------------------------------------------------------------------------------------------
 
@@ -132,7 +136,7 @@ class _Scanner:
         """The lines that the sieve selects; and all those between, while something is open."""
         selected = self._sieve.select(block)
         first = next(selected, None)
-        if first is not None or self._busy or self._is_near(-1) or not self._opening.is_known:
+        if first is not None or self._busy or self._is_near(-1) or self._may_open:
             self._lines = block.split(b"\n")
             self._learn_opening()
             indexes = selected if first is None else chain((first,), selected)
@@ -167,11 +171,16 @@ class _Scanner:
             return True
         return False
 
+    @property
+    def _may_open(self) -> bool:
+        return not self._opening.is_known and self._source.lines < _LONGEST_OPENING
+
     def _learn_opening(self) -> None:
-        for index, raw in enumerate(self._lines):
+        before = self._source.lines
+        for number, raw in enumerate(islice(self._lines, max(_LONGEST_OPENING - before, 0)), before + 1):
             if self._opening.is_known:
                 break
-            self._opening.learn(self._split(raw), self._source.lines + index + 1)
+            self._opening.learn(self._split(raw), number)
 
     def _is_near(self, index: int) -> bool:
         """Whether what comes behind a line is still near a failure, so that a further run may begin there."""
@@ -179,10 +188,13 @@ class _Scanner:
         return self._opening.end < last <= self._source.lines + index + 1 < last + NEAR
 
     def _look_for_a_run(self) -> None:
-        raw = self._lines[self._at]
-        if self._runs < _MOST_RUNS and self._is_near(self._at - 1) and self._opening.may_have(raw):
-            begin = self._opening.begins_at(self._split(raw), self._number)
-            if begin > self._source.ending.last:
+        last = self._source.ending.last
+        if self._runs < _MOST_RUNS and self._is_near(self._at - 1):
+            raw = self._lines[self._at]
+            if _RESTARTS in raw:
+                self._restarted = last
+            begin = self._opening.begins_at(raw, self._number, self._split)
+            if begin > last and self._restarted != last:
                 self._begin_run(begin)
 
     def _begin_run(self, begin: int) -> None:
@@ -219,14 +231,12 @@ class _Scanner:
         seen: Counter[bytes] = Counter()
         lines = []
         for number, raw in zip(range(last, 0, -1), islice(backwards, _MOST_BACK), strict=False):
-            bar, _, shown = raw.rstrip(b"\r").rpartition(b"\r")  # of a progress bar, what it shows at its end
+            shown = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what it shows at its end
             form = reduce(shown)
             seen[form] += 1
             if seen[form] <= _MOST_ALIKE:
                 lines.append((number, self._split(shown)))
-                if bar:  # and before: how far it has come since
-                    lines.append((number, self._split(bar.rpartition(b"\r")[2])))
-            if len(lines) >= LAST_LINES:
+            if len(lines) == LAST_LINES:
                 break
         return look_for_life(lines[::-1])
 

@@ -240,7 +240,7 @@ _OVER: Final = re.compile(
     r"|\bfinished training"
     r"|\b(?:network|model) is (?:now |fully )?trained)\b"
     r"(?! (?:(?:of|for|on|the) ){0,2}(?:iter|epoch|step|round|batch|fold|client|stage|phase))"
-    r"|(?:\ball |^)(?:finished|completed?|done)\W*$|^(?-i:COMPLETED?|DONE|FINISHED): "
+    r"|(?:\ball |^)(?:finished|completed?|done)\W*$"
     r"|\b(\d+) of \1 (?:tasks|trials|jobs|runs|folds) (?:finished|completed|done)\b"
     r"|\bearly ?stopping\b.{0,20}\b(?:triggered|at epoch)"
     r"|\bstopp(?:ed|ing) (?:early\b|because\b.{0,9}\bpatience)"

@@ -12,9 +12,11 @@ from rallypoint.diagnose.explain.explanation import Stop, Verdict
 def find_stop(sources: Sequence[Source], notices: Iterable[Incident]) -> Stop | None:
     """Where the logs stop, if none shows a job at work or at its end; or what one says of an end after steps.
 
-    Not if the last line is a notice: that is told, and what to do if the job hangs there.
+    Not if the last line is a notice: that is told, and what to do if the job hangs there. But a script may
+    end at a command that is missing.
     """
-    noticed = {(seen.log, seen.line) for each in notices for seen in each.seen}
+    lasting = (each for each in notices if each.cause is None or not each.cause.passing)
+    noticed = {(seen.log, seen.line) for each in lasting for seen in each.seen}
     for index, source in enumerate(sources):
         if source.later is not None:
             continue

@@ -10,6 +10,8 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +134,7 @@ _SECURITY = {
 _PROBE = {
     "exec": {"command": [str]},
     "tcpSocket": {"port": (int, str)},
+    "httpGet": {"path": str, "port": (int, str)},
     "periodSeconds": int,
     "timeoutSeconds": int,
 }
@@ -294,17 +297,19 @@ def test_the_service_of_the_job_names_its_pods() -> None:
 
 
 def test_the_page_is_ready_while_the_store_answers() -> None:
-    """The commands of page.yml, with other ports."""
+    """The command and the probe of page.yml, with other ports."""
     (spec,) = pod_specs(documents("page.yml"))
     (container,) = spec["containers"]
     port = free_port()
     environ = {**os.environ, "RALLYPOINT_WEB_TOKEN": "a-token-of-the-test"}
-    _, *words = container["readinessProbe"]["exec"]["command"]
-    probe = [sys.executable, *(word.replace("8080", str(port)) for word in words)]
+    path = container["readinessProbe"]["httpGet"]["path"]
 
-    def is_ready(token: str) -> bool:
-        known = {**environ, "RALLYPOINT_WEB_TOKEN": token}
-        return not subprocess.run(probe, env=known, capture_output=True, timeout=SECONDS).returncode
+    def is_ready() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=SECONDS) as answer:
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError:
+            return False
 
     with serving("legacy", sys.stderr) as server:
         started = " ".join([*container["command"], *container["args"]])
@@ -314,11 +319,10 @@ def test_the_page_is_ready_while_the_store_answers() -> None:
         try:
             assert page.stdout is not None
             assert "page on" in page.stdout.readline()
-            assert is_ready("a-token-of-the-test")
-            assert not is_ready("another-token-of-old")
+            assert is_ready()
             server.process.kill()
             # What the page has just seen counts for a second.
-            until(lambda: not is_ready("a-token-of-the-test"), "the page is not ready any more")
+            until(lambda: not is_ready(), "the page is not ready any more")
         finally:
             end(page)
 
@@ -371,5 +375,20 @@ def test_the_pods_train(controller: Controller, tmp_path: Path) -> None:
             running.start(script, options, environ, ("-m", program, command), pod.prefix)
         for pod in pods:
             pod.learns(host, pods[0].address)
+        assert running.wait() == [0, 0], running.logs()
+        assert "2 ranks, gloo, cpu" in running.log(0), running.logs()
+
+
+@pytest.mark.slow
+def test_pods_that_have_only_the_variables_of_torch_train_together(tmp_path: Path) -> None:
+    both = {**_master("", "localhost", str(free_port())), "WORLD_SIZE": "2"}
+    with job(tmp_path) as running:
+        for rank in range(2):
+            running.start(
+                ROOT / "examples" / "train_torchrun.py",
+                ["--nproc-per-node=1"],
+                {**both, "RANK": str(rank)},
+                ("-m", "rallypoint", "run"),
+            )
         assert running.wait() == [0, 0], running.logs()
         assert "2 ranks, gloo, cpu" in running.log(0), running.logs()

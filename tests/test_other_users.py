@@ -511,3 +511,45 @@ def test_a_job_is_told_whom_to_trust(tmp_path: Path) -> None:
     wrong = invoke("run", "--allow-user", "no-such-user", "--", "true")
     assert wrong.exit_code == 2
     assert "no-such-user" in str(wrong.exception)
+
+
+# The page ---------------------------------------------------------------------------------------------------
+
+_ASK_PAGE = (
+    _PRELUDE
+    + """
+import encodings.idna, urllib.error, urllib.request
+become_other()
+for path in sys.argv[2:]:
+    asked = urllib.request.Request(sys.argv[1] + path, headers={"X-Forwarded-For": "10.0.0.1"})
+    try:
+        print(path, urllib.request.urlopen(asked, timeout=30).status)
+    except urllib.error.HTTPError as error:
+        print(path, error.code)
+"""
+)
+
+
+@needs_root
+@pytest.mark.parametrize(("trusted", "status"), [((), 403), (("--allow-user", str(STRANGER)), 200)])
+def test_the_page_is_for_the_users_of_the_store(trusted: tuple[str, ...], status: int) -> None:
+    pytest.importorskip("uvicorn")
+    paths = ("", "events", "api/keys", "api/ranks/0", "metrics")
+    with TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store:
+        store.set("key", "hidden")
+        words = ["web", "--store", f"127.0.0.1:{store.port}", *trusted]
+        page = subprocess.Popen(
+            [sys.executable, "-m", "rallypoint", *words], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert page.stdout is not None
+            url = page.stdout.readline().split()[-1]
+            command = [sys.executable, "-c", _ASK_PAGE, url, "healthz", *paths, "api/value?key=%22key%22"]
+            asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd="/")
+            assert asked.stderr == ""
+            found = [line.rpartition(" ")[2] for line in asked.stdout.splitlines()]
+        finally:
+            end(page)
+    assert found[0] == "200"
+    assert [each for each in found[1:] if each != str(status)] == (["404"] if trusted else [])
+    assert len(found) == 7

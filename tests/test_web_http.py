@@ -6,10 +6,12 @@ import asyncio
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,14 +23,17 @@ import pytest
 from starlette.types import Message
 
 from processes import end
+from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.cli.main import main
 from rallypoint.errors import ConnectError, PortInUseError, UsageError
+from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.server.process import startup as process
 from rallypoint.watch.web import app as web_app
 from rallypoint.watch.web import connections as web_connections
 from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching
-from rallypoint.watch.web.app import MOST_VIEWERS, EventStream
+from rallypoint.watch.web.app import EventStream
 from rallypoint.watch.web.hosting import HostedPage, host_web
 from rallypoint.watch.web.poller import StoreWatch
 from raw import until
@@ -177,9 +182,7 @@ def test_health_and_metrics_of_one_that_does_not() -> None:
     gone = ScriptedStore(job(EIGHT), failure=ConnectError("cannot reach the store", hint="is it up?"))
     with page_about(gone) as url:
         health = ask(url, "healthz")
-        assert (health.status, health.json["status"]) == (503, "unavailable")
-        assert health.json["message"] == "cannot reach the store"
-        assert health.json["hint"] == "is it up?"
+        assert (health.status, health.json) == (503, {"status": "unavailable"})
         assert ask(url, "metrics").body.endswith(b"\nrallypoint_up 0.0\n")
         assert ask(url, "api/keys").status == ask(url, "api/ranks/0").status == 503
 
@@ -196,25 +199,59 @@ def test_events_come_as_they_happen(url: str) -> None:
         assert response.readline() == b"event: change\n"
 
 
+VIEW = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+VIEWERS = 64
+"""How many may look from one address."""
+
+
 def test_one_viewer_too_many() -> None:
     store = ScriptedStore(job({"node-a": 2}))
-    with page_about(store) as url:
-        sockets = []
+    with page_about(store) as url, sending(url, *[VIEW] * VIEWERS) as viewers:
+        assert all(each.recv(12) == b"HTTP/1.1 200" for each in viewers)
+        refused = ask(url, "events")
+        assert refused.status == 503
+        assert b"close a page somewhere" in refused.body
+        viewers.pop().close()
+        until(lambda: is_shown(url), "a place is free again")
+
+
+def test_200_viewers_of_one_address_keep_nobody_from_the_page() -> None:
+    """All at once: none of them is being answered yet when the next one asks."""
+    store = ScriptedStore(job({"node-a": 2}))
+    with page_about(store) as url, sending(url, *[VIEW] * 200) as viewers:
+        assert ask(url, "healthz").json == {"status": "ok"}
+        for path in ("", "assets/main.js", "api/keys", "metrics"):
+            assert ask(url, path).status == 200, path
+        assert 0 < sum(is_answered(each) for each in viewers) <= VIEWERS
+
+
+def is_answered(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(12) == b"HTTP/1.1 200"
+    except ConnectionResetError:
+        return False
+
+
+def test_questions_that_wait_for_the_store_keep_nobody_from_its_health() -> None:
+    class SlowStore(ScriptedStore):
+        def look(self, question: Question) -> Snapshot:
+            if question.keys:
+                assert go_on.wait(SECONDS)
+            return super().look(question)
+
+    go_on = threading.Event()
+    store = SlowStore(job({"node-a": 2}))
+    keys = b"GET /api/keys HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with page_about(store) as url, sending(url, *[keys] * 40) as waiting:
         try:
-            for _ in range(MOST_VIEWERS):
-                each = socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
-                each.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert each.recv(12) == b"HTTP/1.1 200"
-                sockets.append(each)
-            refused = ask(url, "events")
-            assert refused.status == 503
-            assert b"look already" in refused.body
-            assert ask(url, "healthz").status == 200
-            sockets.pop().close()
-            until(lambda: is_shown(url), "a place is free again")
+            until(lambda: len(select.select(waiting, [], [], 0)[0]) == 8, "those without a place are refused")
+            assert ask(url, "healthz").json == {"status": "ok"}
+            assert ask(url, "api/keys").status == 503
+            with viewing(url) as response:
+                assert response.readline() == b"event: whole\n"
         finally:
-            for each in sockets:
-                each.close()
+            go_on.set()
+        assert sum(is_answered(each) for each in waiting) == 32
 
 
 def is_shown(url: str) -> bool:
@@ -337,7 +374,7 @@ def test_a_strange_name_is_refused(url: str) -> None:
 def test_without_the_token_nothing_is_told(guarded: str) -> None:
     cookie = f"rallypoint_{urlsplit(guarded).port}=x"
     bearings: list[dict[str, str]] = [{}, {"Authorization": "Bearer wrong"}, {"Cookie": cookie}]
-    for path in ("", "assets/page.css", "events", "metrics", "healthz", "api/keys"):
+    for path in ("", "assets/page.css", "events", "metrics", "healthz/", "api/keys"):
         for headers in bearings:
             answer = ask(guarded, path, headers)
             assert answer.status == 401, path
@@ -392,18 +429,41 @@ def test_a_page_on_a_port_that_is_taken(url: str) -> None:
         host_web(("127.0.0.1", 1), host="127.0.0.1", port=urlsplit(url).port or 0)
 
 
-def test_a_page_in_a_process_of_its_own_for_others_needs_a_token(real_store: tuple[str, int]) -> None:
-    with pytest.raises(UsageError, match="others could see the page"):
-        host_web(real_store, host="0.0.0.0")
+def test_a_page_for_other_machines_asks_for_a_token(real_store: tuple[str, int]) -> None:
     with hosted(real_store, host="0.0.0.0", token=TOKEN) as page:
-        port = urlsplit(page.url).port
-        local = f"http://127.0.0.1:{port}/"
-        assert ask(local, "healthz").status == 401
+        local = f"http://127.0.0.1:{urlsplit(page.url).port}/"
+        assert TOKEN not in page.url
+        assert ask(local, "healthz").json == {"status": "ok"}
+        assert ask(local, "metrics").status == 401
         named = {"Authorization": f"Bearer {TOKEN}", "Host": "the-name-of-this-machine"}
-        assert ask(local, "healthz", named).json == {"status": "ok"}
+        assert ask(local, "metrics", named).status == 200
         process = psutil.Process(page.server.pid)
         assert TOKEN not in " ".join(process.cmdline())
     assert not process.is_running()
+
+
+def test_the_address_of_a_page_has_a_fresh_token_where_none_is_given(real_store: tuple[str, int]) -> None:
+    with hosted(real_store, host="0.0.0.0") as page, hosted(real_store, host="0.0.0.0") as other:
+        address, tokens = urlsplit(page.url), [each.url.partition("?token=")[2] for each in (page, other)]
+        assert len(set(tokens)) == 2
+        assert all(len(each) >= 43 for each in tokens)
+        local = f"http://127.0.0.1:{address.port}/"
+        assert ask(local).status == ask(local, f"?token={tokens[1]}").status == 401
+        cookie = ask(local, f"?{address.query}").headers["set-cookie"].partition(";")[0]
+        assert ask(local, headers={"Cookie": cookie}).status == 200
+
+
+def test_where_users_cannot_be_told_apart_the_address_has_a_token(
+    real_store: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "looks_at_users", lambda: False)
+    with hosted(real_store) as page:
+        assert "?token=" in page.url
+        local = page.url.partition("?")[0]
+        assert ask(local, "api/keys").status == 401
+    monkeypatch.setenv(INSECURE_VARIABLE, "1")
+    with hosted(real_store) as page:
+        assert ask(page.url, "api/keys").status == 200
 
 
 def test_without_the_extra_it_says_what_to_install(
@@ -489,7 +549,7 @@ def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr(process, "settle_in", lambda level: None)  # this process is not one for a page
     wrong = {
         ("--store", "localhost"): "the store (--store, or RALLYPOINT_STORE) is 'localhost'",
-        ("--store", "localhost:1", "--host", "0.0.0.0"): "others could see the page",
+        ("--store", "localhost:1", "--token", "short"): "a token of 5 characters could be guessed",
     }
     for options, message in wrong.items():
         monkeypatch.setattr(sys, "argv", ["rallypoint", "web", *options])

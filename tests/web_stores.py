@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import pytest
+
+from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
@@ -203,7 +207,10 @@ def page_of(watch: StoreWatch, *, token: str = "", port: int = 0, loopback: bool
     thread.start()
     try:
         assert ready.wait(START_SECONDS), "the page did not come up"
-        yield f"http://127.0.0.1:{port}/"
+        with pytest.MonkeyPatch.context() as patch:
+            if sys.platform == "win32":  # which does not tell users apart
+                patch.setenv(INSECURE_VARIABLE, "1")
+            yield f"http://127.0.0.1:{port}/"
     finally:
         server.should_exit = True
         thread.join(START_SECONDS)

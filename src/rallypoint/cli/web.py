@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.foreground import host_option, port_option
+from rallypoint.cli.foreground import ALLOW_USER, host_option, port_option, set_access
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.launch.endpoint import parse_place
 from rallypoint.server.process.startup import settle_in
-from rallypoint.watch.web.hosting import open_listeners, url_of
+from rallypoint.watch.web.hosting import open_place
 
 
 @command(
@@ -22,7 +22,7 @@ from rallypoint.watch.web.hosting import open_listeners, url_of
     ),
     host_option(
         "localhost",
-        "Listen where this name says, as with serve; anywhere but on loopback, a token is needed.",
+        "Listen where this name says, as with serve; anywhere but on loopback, requests need the token.",
     ),
     port_option(0),
     Argument(
@@ -30,10 +30,12 @@ from rallypoint.watch.web.hosting import open_listeners, url_of
         metavar="TEXT",
         variable="RALLYPOINT_WEB_TOKEN",
         default="",
-        help="The page asks for it. Better in the variable: options can be seen by others.",
+        help="Requests need it. Better in the variable: options can be seen by others. Without one, the page "
+        "is for you and root on loopback; elsewhere its printed address has a fresh one.",
     ),
+    ALLOW_USER,
 )
-def web(store: str, host: str, port: int, token: str) -> None:
+def web(store: str, host: str, port: int, token: str, allow_user: list[str] | None) -> None:
     """Serve a page about a store until SIGINT or SIGTERM: who is here, who is missing, who waits for what.
 
     Prints its address on standard output when it is ready. It also answers /metrics, for Prometheus, and
@@ -41,11 +43,12 @@ def web(store: str, host: str, port: int, token: str) -> None:
     """
     place = parse_place(store, "the store (--store, or RALLYPOINT_STORE)")
     settle_in(logging.WARNING)
-    listeners = open_listeners(host, port, token)
-    line = f"rallypoint: page on {url_of(host, listeners)}"
+    set_access(allow_user, insecure=False)
+    at = open_place(host, port, token)
+    line = f"rallypoint: page on {at.url}"
 
     from rallypoint.watch.web.serving import WebServer, access_to, serve, watch_store
 
-    server = WebServer(watch_store(*place), access_to(listeners, token), on_ready=lambda: print(line))
+    server = WebServer(watch_store(*place), access_to(at.listeners, at.token), on_ready=lambda: print(line))
     with signals_as_interrupts():
-        serve(server, listeners)
+        serve(server, at.listeners)

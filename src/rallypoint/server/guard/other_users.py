@@ -97,6 +97,15 @@ class ClientGuard:
         self._table.close()
 
 
+def is_trusted_client(client: Address, server: Address) -> bool:
+    """Whether a connection with these ends is from a trusted user. False if the system does not tell."""
+    access = access_of_environment()
+    if access.insecure:
+        return True
+    with SocketTable() as table:
+        return table.owner_of(client, server) in access.users
+
+
 class ServerGuard:
     """Looks at the server of one client, before anything is sent and when it has answered; in one thread."""
 

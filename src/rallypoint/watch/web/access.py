@@ -1,4 +1,8 @@
-"""Which requests may see the page: on loopback, all of this machine; elsewhere, those with the token.
+"""Which requests may see the page: those of users who may use the store or, if it has a token, those with it.
+
+On loopback, the page has no token unless one is given: a request is answered if its connection belongs to the
+user who serves the page, to root or to another trusted user. Where the page listens elsewhere, or the system
+does not tell users apart, it always has a token, a fresh one if none is given.
 
 A token comes in the header `Authorization: Bearer …`, or once as `?token=…`, which a browser exchanges for a
 cookie. The cookie is made from the token, and is not the token. Where only loopback is served, the request
@@ -34,6 +38,8 @@ class AccessVerdict(Enum):
     """The token is in the address: set the cookie, and redirect to the address without the token."""
     REFUSE = "refuse"
     """The request has no token, or a wrong one."""
+    OTHER_USER = "other user"
+    """There is no token, and the request is not from a trusted user of this machine."""
     STRANGE_NAME = "strange name"
     """The request names a host that is not this machine."""
 
@@ -43,7 +49,7 @@ class Access:
     """The rules for one page."""
 
     token: str = ""
-    """Empty: no token is needed."""
+    """Empty: trusted users of this machine need none, and others are refused."""
     loopback: bool = True
     """Whether only this machine reaches the page."""
     cookie: str = "rallypoint"
@@ -55,13 +61,17 @@ class Access:
         return hmac.new(self.token.encode(), b"rallypoint web page", "sha256").hexdigest()
 
     def judge(
-        self, headers: Mapping[str, str], cookies: Mapping[str, str], token: str | None
+        self,
+        headers: Mapping[str, str],
+        cookies: Mapping[str, str],
+        token: str | None,
+        is_trusted: bool,
     ) -> AccessVerdict:
         """`token` is the one in the address; None: there is none. Names of headers are in small letters."""
         if self.loopback and not is_loopback_name(headers.get("host", "")):
             return AccessVerdict.STRANGE_NAME
         if not self.token:
-            return AccessVerdict.ALLOW
+            return AccessVerdict.ALLOW if is_trusted else AccessVerdict.OTHER_USER
         if token is not None:
             return AccessVerdict.ADMIT if _equal(token, self.token) else AccessVerdict.REFUSE
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -72,13 +82,8 @@ class Access:
         )
 
 
-def check_token(token: str, *, loopback: bool, place: str) -> None:
-    """UsageError for a page that others could see without a token, or with one that is easily guessed."""
-    if not token and not loopback:
-        raise UsageError(
-            f"on {place}, others could see the page",
-            hint=f"give a token (--token or {TOKEN_VARIABLE}; {_HINT}), or listen on localhost",
-        )
+def check_token(token: str) -> None:
+    """UsageError for a token that is easily guessed, or that a header cannot carry."""
     if token and len(token) < LEAST_CHARACTERS:
         raise UsageError(f"a token of {len(token)} characters could be guessed", hint=_HINT)
     if not token.isascii() or not token.isprintable() or " " in token:

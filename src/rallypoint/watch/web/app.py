@@ -18,8 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rallypoint.errors import RallypointError
 from rallypoint.rollcall.question import Question
+from rallypoint.server.guard.other_users import is_trusted_client
+from rallypoint.server.machine.addresses import Address
 from rallypoint.watch.web import metrics
-from rallypoint.watch.web.access import Access, AccessVerdict
+from rallypoint.watch.web.access import TOKEN_VARIABLE, Access, AccessVerdict
+from rallypoint.watch.web.connections import Room
 from rallypoint.watch.web.picture import Json, details
 from rallypoint.watch.web.poller import StoreWatch
 
@@ -40,7 +43,12 @@ def read_page() -> dict[str, Response]:
 
 logger = logging.getLogger("rallypoint.web")
 
-MOST_VIEWERS: Final = 64
+MOST_VIEWERS: Final = 128
+_VIEWERS_PER_ADDRESS: Final = 64
+_MOST_QUESTIONS: Final = 128
+_QUESTIONS_PER_ADDRESS: Final = 32
+"""Together they leave a quarter of the connections of an address, and half of all, to new requests."""
+
 _TAKE_SECONDS: Final = 30.0
 
 
@@ -51,11 +59,6 @@ class EventStream:
         self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._watch.viewers >= MOST_VIEWERS:
-            text = f"{MOST_VIEWERS} look already: close a page somewhere\n"
-            await PlainTextResponse(text, 503)(scope, receive, send)
-            return
-
         async def send_in_time(message: Message) -> None:
             await asyncio.wait_for(send(message), _TAKE_SECONDS)
 
@@ -170,9 +173,9 @@ class _Answers:
         return Response(content, media_type=media_type)
 
     async def health(self, _: Request) -> Response:
-        """Whether the store answers."""
-        sight = await self._watch.sight()
-        return _json({"status": "ok"}) if sight.error is None else _failure(sight.error)
+        """Whether the store answers, and no more: everybody may ask."""
+        is_up = (await self._watch.sight()).error is None
+        return _json({"status": "ok" if is_up else "unavailable"}, 200 if is_up else 503)
 
 
 def _json(content: Json, status: int = 200) -> Response:
@@ -185,13 +188,30 @@ def _failure(error: RallypointError | None) -> Response:
     return _json({"status": "unavailable", "message": error.message, "hint": error.hint}, 503)
 
 
+def _client(scope: Scope) -> Address:
+    return scope["client"] or ("", 0)  # the connection may be closed already
+
+
+_TOO_MANY: Final = PlainTextResponse("too many requests at a time: close a page somewhere\n", 503)
+_OTHER_USER: Final = PlainTextResponse(
+    "this page belongs to another user of this machine, who can start it with --allow-user, or with a token "
+    f"({TOKEN_VARIABLE})\n",
+    403,
+)
+
+
 class Guard:
-    """Lets only requests through that may see the page, and puts safe headers on all answers."""
+    """Lets only requests through that may see the page and find room, and puts safe headers on all answers.
+
+    `/healthz` is always answered: it tells no more than whether the store does.
+    """
 
     def __init__(self, app: ASGIApp, access: Access, refusal: bytes) -> None:
         self._app = app
         self._access = access
         self._refusal = refusal
+        self._viewers = Room(MOST_VIEWERS, _VIEWERS_PER_ADDRESS)
+        self._questions = Room(_MOST_QUESTIONS, _QUESTIONS_PER_ADDRESS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -203,15 +223,26 @@ class Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        answer = self._turn_away(Request(scope)) or self._app
+        is_public = scope["path"] == "/healthz"
+        answer = self._app if is_public else self._turn_away(Request(scope)) or self._answer_if_room
         await answer(scope, receive, send_safely)
+
+    async def _answer_if_room(self, scope: Scope, receive: Receive, send: Send) -> None:
+        room = self._viewers if scope["path"] == "/events" else self._questions
+        with room.place(_client(scope)[0]) as is_free:
+            await (self._app if is_free else _TOO_MANY)(scope, receive, send)
 
     def _turn_away(self, request: Request) -> Response | None:
         """The answer to a request that is refused or redirected; None for a request that may see the page."""
         token = request.query_params.get("token")
-        verdict = self._access.judge(request.headers, request.cookies, token)
+        is_trusted = not self._access.token and is_trusted_client(
+            _client(request.scope), request.scope["server"]
+        )
+        verdict = self._access.judge(request.headers, request.cookies, token, is_trusted)
         if verdict is AccessVerdict.STRANGE_NAME:
             return PlainTextResponse("this page is for this machine only: ask for localhost\n", 403)
+        if verdict is AccessVerdict.OTHER_USER:
+            return _OTHER_USER
         if verdict is AccessVerdict.REFUSE:
             return self._refuse(request)
         return self._admit(request) if verdict is AccessVerdict.ADMIT else None

@@ -4,13 +4,17 @@ uvicorn alone would wait for ever for the rest of a request. A connection is wai
 requests is being answered. If it waits for too long, it is closed. If there are too many connections, of one
 address or of all, the oldest that waits is closed for the new one. So connections on which nothing is asked
 keep nobody from the page.
+
+Nor do requests that take long to answer: `Room` admits fewer of them than there may be connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -45,6 +49,27 @@ def one_too_many(connections: Iterable[ConnectionT], new: ConnectionT) -> Connec
         return None
     waiting = [each for each in crowd if each.is_waiting]
     return min(waiting, key=lambda each: each.since, default=new)
+
+
+class Room:
+    """How many requests of a kind may be answered at a time, in total and for one address."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most, self._most_per_address = most, most_per_address
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, address: str) -> Iterator[bool]:
+        """A place for one request until the block is left; False if none is free."""
+        if self._taken.total() >= self._most or self._taken[address] >= self._most_per_address:
+            yield False
+            return
+        self._taken[address] += 1
+        try:
+            yield True
+        finally:
+            self._taken[address] -= 1
+            self._taken += Counter()  # drops addresses without requests
 
 
 class PageProtocol(H11Protocol):

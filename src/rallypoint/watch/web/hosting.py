@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
+import secrets
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from rallypoint.errors import UsageError
+from rallypoint.server.guard.other_users import access_of_environment, looks_at_users
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.binding import addresses_for, listen
+from rallypoint.server.machine.addresses import is_loopback, plain_host
+from rallypoint.server.process.binding import listen
 from rallypoint.server.process.hosting import HostedServer, host_on
 from rallypoint.server.process.processes import ServerKind
 from rallypoint.stores.client.connecting import format_address
@@ -43,26 +45,43 @@ class HostedPage(NamedTuple):
 def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, token: str = "") -> HostedPage:
     """Start a process that serves the page about a store.
 
-    Raises UsageError if a library or a token is missing, PortInUseError, BindError, or ServerStartError with
-    the process's own words.
+    Raises UsageError if a library is missing or the token is weak, PortInUseError, BindError, or
+    ServerStartError with the process's own words.
     """
-    listeners = open_listeners(host, port, token)
-    url = url_of(host, listeners)
+    place = open_place(host, port, token)
     kind = ServerKind("web page", "rallypoint.watch.web.serving")
-    order: dict[str, object] = {"store": list(store), "token": token}
-    return HostedPage(host_on(listeners, kind, order, backend=Choice.AUTO), url)
+    order: dict[str, object] = {"store": list(store), "token": place.token}
+    return HostedPage(host_on(place.listeners, kind, order, backend=Choice.AUTO), place.url)
 
 
-def open_listeners(host: str, port: int, token: str) -> list[socket.socket]:
-    """Sockets for the page, where it may be served; raises as `host_web` does."""
+class Place(NamedTuple):
+    """Where the page is served, and what it asks for."""
+
+    listeners: list[socket.socket]
+    token: str
+    """Empty: the page asks for none, and serves trusted users of this machine."""
+    url: str
+    """The address for a browser; with the token if that was made here, as nobody else knows it."""
+
+
+def open_place(host: str, port: int, token: str) -> Place:
+    """Listen for the page, and make a token if it needs one and none is given; raises as `host_web` does."""
     need_extra()
-    addresses = addresses_for(host).addresses
-    loopback = all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
-    check_token(token, loopback=loopback, place=host)
-    return listen(host, port)
+    check_token(token)
+    listeners = listen(host, port)
+    url = _url_of(host, listeners)
+    if token or (on_loopback(listeners) and (looks_at_users() or access_of_environment().insecure)):
+        return Place(listeners, token, url)
+    token = secrets.token_urlsafe()
+    return Place(listeners, token, f"{url}?token={token}")
 
 
-def url_of(host: str, listeners: Sequence[socket.socket]) -> str:
+def on_loopback(listeners: Sequence[socket.socket]) -> bool:
+    """Whether only this machine reaches these sockets."""
+    return all(is_loopback(plain_host(each.getsockname())) for each in listeners)
+
+
+def _url_of(host: str, listeners: Sequence[socket.socket]) -> str:
     """The address for a browser: where it listens everywhere, by this machine's name."""
     address, port = listeners[0].getsockname()[:2]
     name = socket.gethostname() if address in ("::", "0.0.0.0") else host.strip("[]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import socket
@@ -25,6 +24,7 @@ from rallypoint.stores.client.look import look_at_job
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
 from rallypoint.watch.web.connections import PageProtocol
+from rallypoint.watch.web.hosting import on_loopback
 from rallypoint.watch.web.poller import StoreWatch
 
 LOOK_SECONDS: Final = 5.0
@@ -54,6 +54,7 @@ class WebServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # the address of a client is that of its connection, whatever it claims
                 lifespan="off",
                 http=PageProtocol,
                 ws="none",
@@ -72,7 +73,7 @@ class WebServer(uvicorn.Server):
 
 def access_to(listeners: Sequence[socket.socket], token: str) -> Access:
     """The rules for a page on these sockets."""
-    loopback = all(ipaddress.ip_address(each.getsockname()[0]).is_loopback for each in listeners)
+    loopback = on_loopback(listeners)
     return Access(token, loopback, f"rallypoint_{listeners[0].getsockname()[1]}")
 
 

@@ -74,6 +74,7 @@ JSRUN = {
 }
 LSF = {"LSB_JOBID": "99", "LSB_MCPU_HOSTS": "node-a 8 node-b 8"}
 PBS = {"PBS_JOBID": "99.head", "PBS_NODEFILE": "/nodes"}
+ENV = {"MASTER_ADDR": "train-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
 LWS = {"LWS_LEADER_ADDRESS": "train-0.train.ml", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
 
 
@@ -138,6 +139,7 @@ HYDRA_JOB = {"run_id": "node7:38003", "port": port_of("node7:38003")}
         (LSF, {"nnodes": 2, "first_host": "node-a", "run_id": "99", "port": 10099}),
         (PBS, {"nnodes": 2, "first_host": "node-a", "run_id": "99.head", "port": 10099}),
         (LWS, {"nnodes": 2, "node_rank": 1, "first_host": "train-0.train.ml", "run_id": "train-0.train.ml"}),
+        (ENV, {"nnodes": 2, "node_rank": 1, "first_host": "train-0", "port": 23456}),
         ({"JOB_COMPLETION_INDEX": "5"}, {"node_rank": 5}),
     ],
     ids=[
@@ -149,6 +151,7 @@ HYDRA_JOB = {"run_id": "node7:38003", "port": port_of("node7:38003")}
         "LSF",
         "PBS",
         "LeaderWorkerSet",
+        "env://",
         "Kubernetes",
     ],
 )
@@ -314,6 +317,25 @@ def test_pods_of_a_job_have_their_number_from_the_manifest(tmp_path: Path) -> No
 
 def test_a_port_by_lws_is_that_of_every_job(tmp_path: Path) -> None:
     assert settled(tmp_path, LWS).rdzv_endpoint.text == "train-0.train.ml:29500"
+
+
+def test_pods_with_torchs_own_variables_are_machines(tmp_path: Path) -> None:
+    found = shown(settled(tmp_path, {**ENV, "JOB_COMPLETION_INDEX": "1"}))
+    assert found["nnodes"] == ("2", "env:// (WORLD_SIZE)")
+    assert found["node_rank"] == ("1", "env:// (RANK)")
+    assert found["rdzv_endpoint"] == ("train-0:23456", "env:// (MASTER_ADDR)")
+    without_port = {name: each for name, each in ENV.items() if name != "MASTER_PORT"}
+    assert settled(tmp_path, without_port).rdzv_endpoint.text == "train-0:29500"
+    alone = settled(tmp_path, {**ENV, "WORLD_SIZE": "1", "RANK": "0"})
+    assert (alone.nnodes.text, alone.rdzv_endpoint.value) == ("1", None)
+    with pytest.raises(UsageError, match=r"env:// \(MASTER_PORT\)"):
+        settled(tmp_path, {**ENV, "MASTER_PORT": "99999"})
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PET_NNODES"])
+def test_torchs_variables_of_another_launcher_are_not_about_machines(name: str) -> None:
+    assert find_placement({**ENV, name: "0"}, str) is None
+    assert find_placement({**ENV, name: ""}, str) is not None
 
 
 def test_who_does_not_tell_the_first_machine_is_asked_for_it(tmp_path: Path) -> None:

@@ -63,25 +63,30 @@ def find_placement(variables: Mapping[str, str], read_file: Callable[[str], str]
     `read_file` gives the text of a file, or nothing if it cannot be read.
     """
     around = Surroundings(variables, read_file)
-    row = next((each for each in SCHEDULERS if all(map(variables.get, each.marks))), None)
+    row = next((each for each in SCHEDULERS if _has_started(each, variables)), None)
     if row is None or any(variables.get(name) in values for name, values in row.shells.items()):
         return None
     placement = _read(row, around)
     return None if variables.get(TAKEN_VARIABLE) == placement.mark else placement
 
 
+def _has_started(row: Scheduler, variables: Mapping[str, str]) -> bool:
+    return all(map(variables.get, row.marks)) and not any(map(variables.get, row.absent))
+
+
 def _read(row: Scheduler, around: Surroundings) -> Placement:
     numbers = {
         name: cast("Told[int] | None", _first_told(getattr(row, name), around))
         for name in (
-            *("nnodes", "node_rank", "nproc_per_node"),
+            *("nnodes", "node_rank", "port", "nproc_per_node"),
             *("rank", "world_size", "local_rank", "local_world_size"),
         )
     }
     host = cast("Told[str] | None", _first_told(row.first_host, around))
     run_id = _run_id(row, around)
-    port = Told(port_of(run_id.value), run_id.variable) if run_id and row.has_own_ports else None
-    return Placement(row, run_id, first_host=host, port=port, **numbers)
+    if run_id and row.has_own_ports:
+        numbers["port"] = Told(port_of(run_id.value), run_id.variable)
+    return Placement(row, run_id, first_host=host, **numbers)
 
 
 def _first_told(telling: Telling, around: Surroundings) -> Told[int | str] | None:

@@ -38,6 +38,8 @@ class Scheduler:
     name: str
     marks: tuple[str, ...]
     """The variables that are all set in a process that it has started."""
+    absent: tuple[str, ...] = ()
+    """Variables that mean another launcher: the row does not count where one of them is set."""
     job: tuple[tuple[str, ...], ...] = ()
     """Variables that together are the name of the job, and of no other one: the first group that begins with
     one that is set."""
@@ -46,6 +48,8 @@ class Scheduler:
     nnodes: Telling = ()
     node_rank: Telling = ()
     first_host: Telling = ()
+    port: Telling = ()
+    """For a row without `has_own_ports`; with it, the port follows from the name of the job."""
     nproc_per_node: Telling = ()
     """How many ranks a launcher that is alone on its machine starts there."""
     rank: Telling = ()
@@ -249,6 +253,18 @@ SCHEDULERS: Final[tuple[Scheduler, ...]] = (
         nnodes=(("LWS_GROUP_SIZE", _number),),
         node_rank=(("LWS_WORKER_INDEX", _number),),
         first_host=(("LWS_LEADER_ADDRESS", _text),),
+        has_own_ports=False,
+    ),
+    # Pods whose manifest has torch's four variables and no others. They count pods here, as with Kubeflow and
+    # Volcano: a pod starts one launcher. Processes that another launcher has started have LOCAL_RANK as well.
+    Scheduler(
+        "env://",
+        marks=("MASTER_ADDR", "WORLD_SIZE", "RANK"),
+        absent=("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PET_NNODES"),
+        nnodes=(("WORLD_SIZE", _number),),
+        node_rank=(("RANK", _number),),
+        first_host=(("MASTER_ADDR", _text),),
+        port=(("MASTER_PORT", _number),),
         has_own_ports=False,
     ),
     Scheduler(

@@ -93,6 +93,11 @@ def test_a_command_that_is_none() -> None:
     ]
 
 
+def test_the_help_begins_with_what_most_users_need() -> None:
+    commands = invoke("--help").stdout.partition("commands:\n")[2]
+    assert commands.split()[0] == "run"
+
+
 def test_completion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for words, some in {
         (): {"serve", "kv", "--version"},

@@ -69,12 +69,18 @@ def test_a_script_runs_on_as_many_ranks_as_the_file_says(environ: dict[str, str]
 def test_a_module_runs_on_one_rank_by_default_whatever_file_and_environment_say_of_ranks(
     tmp_path: Path,
 ) -> None:
-    """A job controller sets such variables on every machine. Others in the file are for the job."""
+    """Another launcher sets such variables for its ranks. Others in the file are for the job."""
     (tmp_path / "rallypoint.toml").write_text("[env]\nMINE = 'of the file'\nRANK = '5'\n")
     names = ("MINE", "RANK", "WORLD_SIZE")
     show = f"import os, sys\nprint([os.environ[name] for name in {names}], sys.argv[1:])\n"
     (tmp_path / "train.py").write_text(show)
-    outer = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}
+    outer = {
+        "RANK": "3",
+        "LOCAL_RANK": "3",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "elsewhere",
+        "MASTER_PORT": "1",
+    }
     environ = {**outer, "CUDA_VISIBLE_DEVICES": ""}
     done = _run("-m", "train", "x", folder=tmp_path, environ=environ)
     assert (done.returncode, done.stdout) == (0, "['of the file', '0', '1'] ['x']\n"), done.stderr
@@ -97,6 +103,23 @@ def test_a_command_gets_help_and_the_variables_of_the_file_where_it_has_none_of_
 def test_an_exit_code_passes() -> None:
     done = _run("--", sys.executable, "-c", "import sys; print('said'); sys.exit(7)")
     assert (done.returncode, done.stdout) == (7, "said\n")
+
+
+def test_a_script_that_needs_a_launcher_is_named_and_told_how_to_get_one(tmp_path: Path) -> None:
+    """As under `accelerate launch`, where that starts a single process."""
+    missing = "env:// rendezvous: environment variable RANK expected, but not set"
+    (tmp_path / "train.py").write_text(
+        f"raise ValueError('Error initializing torch.distributed using {missing}')"
+    )
+    done = _run("--", sys.executable, "train.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert re.search(
+        r"^rallypoint: train\.py \(process \d+ on \S+\): ValueError: ", done.stderr, re.MULTILINE
+    )
+    assert "the launcher" not in done.stderr
+    assert re.search(
+        r"^do first: .*`accelerate launch --multi_gpu --num_processes 2 ", done.stderr, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -14,12 +14,7 @@ import rallypoint
 from rallypoint.errors import RallypointError, UsageError
 
 COMMANDS = {
-    "serve": "Serve a TCPStore until SIGINT or SIGTERM.",
-    "relay": "Relay between clients here and a store elsewhere, until SIGINT or SIGTERM.",
     "run": "Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options.",
-    "enable": "Let every torch of this Python environment use Rallypoint where it was built without libuv.",
-    "disable": "Undo `rallypoint enable`.",
-    "verify": "Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.",
     "status": "Show who is here, who is missing, and who waits for what.",
     "stacks": "Show what each rank of a job is doing: ranks that do the same together, the odd ones first.",
     "web": "Serve a page about a store until SIGINT or SIGTERM: "
@@ -27,9 +22,14 @@ COMMANDS = {
     "timeline": "Tell how a job came up: who came last, who waited for it, and for how long.",
     "doctor": "Examine this machine: torch, names, ports, stores, limits; and what will work here.",
     "explain": "Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.",
+    "verify": "Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.",
+    "enable": "Let every torch of this Python environment use Rallypoint where it was built without libuv.",
+    "disable": "Undo `rallypoint enable`.",
+    "secret": "Make a secret for a job, or a token of it that may only look.",
+    "serve": "Serve a TCPStore until SIGINT or SIGTERM.",
+    "relay": "Relay between clients here and a store elsewhere, until SIGINT or SIGTERM.",
     "kv": "Look into a TCPStore, torch's own included, and change it.",
     "erase": "Remove what a job has left on an engine: its stores begin anew.",
-    "secret": "Make a secret for a job, or a token of it that may only look.",
     "bench": "Measure the stores of this machine against each other, in turns; Linux only.",
     "torch": "Builds of torch: is the libuv server in one, how to build one with it, how far a build is.",
 }

@@ -89,6 +89,8 @@ class Failure:
     traceback: str
     stack: Stack = ()
     """Where it was raised, the innermost frame first."""
+    program: str = ""
+    """The file name of a script or program that is no rank; empty for a rank, and for torchrun's agent."""
 
     @property
     def is_timeout(self) -> bool:
@@ -103,9 +105,8 @@ class Failure:
     @property
     def name(self) -> str:
         """The process that failed."""
-        if self.who.rank < 0:
-            return f"the launcher (process {self.who.pid} on {shown(self.who.host)})"
-        return f"rank {self.who.rank} (process {self.who.pid} on {shown(self.who.host)})"
+        name = f"rank {self.who.rank}" if self.who.rank >= 0 else shown(self.program) or "the launcher"
+        return f"{name} (process {self.who.pid} on {shown(self.who.host)})"
 
     @property
     def headline(self) -> str:
@@ -248,7 +249,9 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
     lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()[-_TRACEBACK_LINES:]
-    failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines), _stack(trace))
+    is_agent = quiet or "torch.distributed.launcher.api" in sys.modules
+    program = "" if who.rank >= 0 or is_agent else Path(sys.argv[0]).name
+    failure = Failure(who, time.time(), kind.__name__, str(error), "\n".join(lines), _stack(trace), program)
     _leave(f"failed-{who.rank}-{who.pid}", failure)
     if who.rank >= 0 and (failure.is_timeout or failure.follows):
         _await_look(who)

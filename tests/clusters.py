@@ -1,4 +1,4 @@
-"""Real schedulers for tests: a Slurm cluster of two machines, and mpirun.
+"""Real schedulers for tests: a Slurm cluster of two machines or more, and mpirun.
 
     with slurm_cluster(folder) as slurm:
         slurm.run("srun", "--nodes=2", "hostname")
@@ -111,7 +111,7 @@ exec slurmd -D -N "$0"
 
 @dataclass
 class Slurm:
-    """A cluster of the machines gpu01 and gpu02, with 8 processors and 2 GPUs each, which do nothing."""
+    """A cluster of the machines gpu01, gpu02, ..., with 8 processors and 2 GPUs each, which do nothing."""
 
     folder: Path
     environ: dict[str, str]
@@ -192,12 +192,12 @@ class SlurmJob:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, proctrack: str) -> Iterator[Slurm]:
+def slurm_cluster(folder: Path, proctrack: str, size: int = 2) -> Iterator[Slurm]:
     """A cluster whose machines are ready when the block begins."""
     for program in ("slurmctld", "slurmd", "srun"):
         require(program, "slurmctld", "slurmd", "slurm-client")
     require("unshare", "util-linux")
-    with machines_on_switch(2) as (address, machines), ExitStack() as stack:
+    with machines_on_switch(size) as (address, machines), ExitStack() as stack:
         if proctrack == "cgroup":
             stack.enter_context(_groups())
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_CONF": str(folder / "slurm.conf")}
@@ -211,7 +211,7 @@ def slurm_cluster(folder: Path, proctrack: str) -> Iterator[Slurm]:
             stack.callback(end, daemon)
             slurm.daemons.append(daemon)
         await_that(
-            lambda: slurm.run("sinfo", "--noheader", "--format=%D %T").stdout.split() == ["2", "idle"],
+            lambda: slurm.run("sinfo", "--noheader", "--format=%D %T").stdout.split() == [str(size), "idle"],
             lambda: "\n".join(path.read_text()[-2000:] for path in folder.glob("daemon-*.log")),
             _START_SECONDS,
         )

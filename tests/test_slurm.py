@@ -213,3 +213,42 @@ def test_where_values_come_from_is_shown(slurm: Slurm) -> None:
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("0: rdzv_endpoint")]
     assert rows[0][3:] == ["Slurm", "(SLURM_STEP_NODELIST)"], done.stdout
     assert rows[0][2].startswith("gpu01:")
+
+
+SAVED = (
+    JOIN
+    + """
+while True:
+    may_end = torch.tensor([float(os.path.exists("go"))])
+    dist.all_reduce(may_end)
+    if may_end.item() == world:
+        break
+    time.sleep(0.1)
+"""
+    + DONE
+    + "if rank == 0: open('finished', 'w').close()\n"
+)
+
+
+def test_a_job_that_a_spare_has_saved_may_end_well(tmp_path: Path) -> None:
+    """As in the guide: srun ends with the code of the launcher that was lost, and the script decides."""
+    run = f"{RUN} --spares=1 --nproc-per-node=1"
+    with slurm_cluster(tmp_path, "linuxproc", size=3) as slurm:
+        srun = f"srun --no-kill --kill-on-bad-exit=0 {run} {script(slurm, SAVED)}"
+        end = "code=$?; echo srun $code; [ -e finished ] && exit 0; exit $code"
+        job = slurm.submit(f"{srun}; {end}", "--nodes=3", "--ntasks-per-node=1", "--no-kill")
+        job.await_text(" sum ", 2)
+        [first] = [line for line in ranks_in(job.log) if line.startswith("rank 1 ")]
+        lost = first.partition(" on gpu0")[2][0]
+        [launcher] = [
+            each
+            for each in slurm.processes()
+            if each.cmdline()[1:4] == ["-m", "rallypoint", "run"]
+            and each.environ()["SLURMD_NODENAME"] == f"gpu0{lost}"
+        ]
+        launcher.kill()
+        job.await_text("rank 1 of 2", 2)
+        (tmp_path / "go").touch()
+        assert job.await_state("COMPLETED", "FAILED") == "COMPLETED", job.log
+        assert "srun 137" in job.log
+        slurm.await_no_processes()

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from rallypoint.errors import (
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
+    UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.digest import Seat
@@ -31,6 +33,7 @@ from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTime
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Line, Member, Size
+from rallypoint.rollcall.plan import JobRound
 from rallypoint.server.process.binding import reserve
 from rallypoint.server.process.hosting import HostedServer, host_server
 from rallypoint.stores.base import Store, Value
@@ -479,6 +482,59 @@ def test_who_waits_for_a_rank_that_is_taken_is_said(hall: Hall) -> None:
         "1 of 2 machines came within 60 s: machine rank 0 on host-a (process 100); missing: machine rank 1; "
         "waiting for a rank that is taken: machine rank 0 on host-a (process 101)"
     )
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], str]]:
+    """What describes the state of each machine that waits; no thread prints it."""
+    found: dict[str, Callable[[], str]] = {}
+
+    def waiting(describe: Callable[[], str], *, at_start: bool) -> nullcontext[None]:
+        assert at_start or found
+        found[chr(ord("a") + len(found))] = describe
+        return nullcontext()
+
+    monkeypatch.setattr("rallypoint.launch.rendezvous.meeting.Waiting", waiting)
+    return found
+
+
+def test_a_machine_describes_what_it_waits_for(hall: Hall, states: dict[str, Callable[[], str]]) -> None:
+    size = Size(2, 3)
+    machines = hall.machines("abcd", size)
+    rival = JobRound("exp/2", 0, 4, ("node-x",))
+    machines[0]._find_jobs = lambda: (rival, replace(rival, closed="it has ended"), replace(rival, job="job"))
+    calls = [machines[0].coming()]
+    until(lambda: len(machines[0].roster.present) == 1, "the first has come")
+    other = "another job is using this endpoint: ID exp/2 (1 of 4 machines); this job's ID is job"
+    hall.time.advance(10, "a")
+    assert (
+        states["a"]()
+        == f"waiting for 1 of 2 machines at the endpoint (connected: host-a), 50 s left; {other}"
+    )
+    calls.append(machines[1].coming())
+    until(lambda: len(machines[0].roster.present) == 2, "the second has come")
+    until(lambda: len(states) == 2, "the second waits")
+    state = "waiting for up to 1 more machine at the endpoint (connected: host-a, host-b), 30 s left"
+    until(lambda: states["b"]() == state, "the second says it")
+    calls.append(machines[2].coming())
+    for call in calls:
+        call.result()
+    machines[3].coming()
+    until(lambda: len(states) == 4, "the last waits")
+    assert states["d"]() == "the job runs on 3 machines; this machine waits for a place"
+
+
+def test_machines_with_different_settings_all_fail(any_hall: Hall) -> None:
+    first, second = any_hall.machines("ab", Size(2, 2))
+    first._settings, second._settings = (("--max-restarts", "3"),), (("--max-restarts", "0"),)
+    calls = [first.coming()]
+    until(lambda: len(first.roster.present) == 1, "the first has come")
+    calls.append(second.coming())
+    for call in calls:
+        with pytest.raises(UsageError) as caught:
+            call.result()
+        assert "host-b (process 101) has --max-restarts=0" in caught.value.message
+        assert "host-a (process 100) has --max-restarts=3" in caught.value.message
 
 
 def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:

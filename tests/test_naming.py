@@ -16,42 +16,21 @@ from jobs import DONE, TRAIN, job
 from pods import Pod, two_pods
 from rallypoint.errors import ConnectError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.rendezvous.naming import NameWatch, await_host
+from rallypoint.launch.rendezvous.naming import await_host
 from rallypoint.stores.client.deadline import Deadline
 from raw import SECONDS
 
 HOST = "job-0.training"
-UNKNOWN = f"rallypoint: the name {HOST} does not resolve yet: waiting"
+UNKNOWN = f"rallypoint: cannot resolve {HOST}. Check the spelling or /etc/hosts"
 
 AWAIT = f"""
-import socket
+from rallypoint.launch.rendezvous import waiting
+waiting.next_report = lambda elapsed: elapsed + 0.1
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.naming import await_host
 from rallypoint.stores.client.deadline import Deadline
 print(await_host(Endpoint("{HOST}", 29400), Deadline({SECONDS})))
 """
-
-
-def test_it_is_said_soon_and_then_seldom() -> None:
-    now, told = 0.0, list[tuple[float, str]]()
-    watch = NameWatch(HOST, lambda text: told.append((now, text)), lambda: now)
-    while now < 300:
-        watch.look([])
-        now += 0.5
-    assert [when for when, _ in told] == [1, 30, 60, 120, 240]
-    assert told[2][1] == f"{UNKNOWN} (60 s so far)"
-    watch.look(["192.0.2.1"])
-    watch.look(["192.0.2.1"])
-    watch.found()
-    assert [text for _, text in told[5:]] == [f"rallypoint: the name {HOST} resolves now, after 300 s"]
-
-
-def test_a_name_that_comes_at_once_is_no_news() -> None:
-    told: list[str] = []
-    watch = NameWatch(HOST, told.append)
-    watch.look([])
-    watch.found()
-    assert told == []
 
 
 def test_a_name_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +66,9 @@ def test_a_name_that_still_leads_to_another_pod(tmp_path: Path) -> None:
         assert first.stderr is not None
         assert UNKNOWN in first.stderr.readline()
         pods[0].learns(HOST, pods[1].address)
-        assert "resolves now" in first.stderr.readline()
+        while UNKNOWN in (line := first.stderr.readline()):
+            pass
+        assert f"cannot connect to {HOST}:29400: connection refused" in line
         pods[0].learns(HOST, pods[0].address)
         assert first.communicate(timeout=SECONDS)[0] == "True\n"
 
@@ -110,6 +91,5 @@ def test_pods_that_are_up_before_their_names(tmp_path: Path) -> None:
             running.await_text(UNKNOWN, number)
         for pod in reversed(pods):
             pod.learns(HOST, pods[0].address)
-            running.await_text("resolves now", pods.index(pod))
         assert running.wait() == [0, 0], running.logs()
         assert "done 0 of 2" in running.log(0)

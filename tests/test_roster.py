@@ -70,6 +70,51 @@ def test_a_roster_that_does_not_say_it_can_be_read() -> None:
     assert Roster.from_json(text) == Roster()
 
 
+# Settings
+
+
+def with_settings(roster: Roster, member: Member, **settings: str) -> tuple[Roster, dict[str, str]]:
+    """The roster after a machine with these settings has come to a job of two, and who is refused why."""
+    line = Line(come=member, least=2, most=2, settings=tuple(settings.items()))
+    after, refused = roster.take_in([line], TWO)
+    return Roster.from_json(after.to_json()), {each.member.id: str(each.error) for each in refused}
+
+
+MISMATCH = (
+    "machines were started with different settings: host-b (process 198) has relay=off, and host-a (process "
+    "197) has relay=on\nhint: start every machine with the same relay"
+)
+
+
+def test_a_different_setting_fails_all_machines_of_a_job_that_has_not_run() -> None:
+    roster, refused = with_settings(Roster(), A, nnodes="2", relay="on")
+    assert not refused
+    roster, refused = with_settings(roster, B, nnodes="2", relay="off")
+    assert refused == {"a": MISMATCH, "b": MISMATCH}
+    assert not roster.everybody
+    assert not with_settings(roster, B, nnodes="2", relay="off")[1], "it can be started again as it should be"
+
+
+def test_a_different_setting_does_not_end_a_job_that_runs() -> None:
+    roster, _ = with_settings(Roster(), A, relay="on")
+    roster, _ = with_settings(roster, C, relay="on")
+    assert roster.complete
+    after, refused = with_settings(roster, B, relay="off")
+    assert refused == {"b": MISMATCH}
+    assert after.everybody == (A, C)
+    again = with_settings(roster, replace(A, visit=1), relay="on")[0].lose({C}, TWO)  # its next round is open
+    assert (again.round, names(again.present), again.complete) == (1, "a", False)
+    after, refused = with_settings(again, B, relay="off")
+    assert refused == {"b": MISMATCH}
+    assert names(after.everybody) == "a"
+
+
+def test_only_settings_that_both_machines_know_are_compared() -> None:
+    roster, _ = with_settings(Roster(), A, nnodes="2", relay="on")
+    assert with_settings(roster, B, nnodes="2", restarts="3")[0].complete
+    assert with_settings(roster, B)[0].complete
+
+
 # Ranks
 
 

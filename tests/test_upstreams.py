@@ -16,9 +16,9 @@ import pytest
 
 from ends import BEAT, DONE, SIGN_OF_LIFE, ByHand, frame, i64, note, welcome
 from processes import pause, relaying, sends_signals, serving
-from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, UsageError
+from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, ProtocolError, UsageError
 from rallypoint.launch.endpoint import parse_places
-from rallypoint.relay import racing
+from rallypoint.relay import finding, racing
 from rallypoint.relay import relay as running
 from rallypoint.relay.finding import Place, StoreAddress, find_upstream
 from rallypoint.relay.outgoing import Address
@@ -29,6 +29,7 @@ from rallypoint.server.core.store import Core
 from rallypoint.server.loops import pump as pumping
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
+from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
@@ -382,6 +383,25 @@ def test_the_place_that_answers_is_found_among_those_that_do_not(moving: Moving,
     found = find_upstream([silent.getsockname(), *moving.places], SECONDS)
     assert (found.knows_sessions, found.store, found.moves) == (True, b"", True)
     assert [bool(place.addresses) for place in found.places] == [False, False, False, True]
+
+
+def test_a_place_that_refuses_this_process_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry cannot help a process without the job's secret; the other places stand by, and refuse."""
+    deadlines: list[Deadline] = []
+
+    def refuse(_: str, port: int, deadline: Deadline, *__: object, **___: object) -> Connection:
+        deadlines.append(deadline)
+        if port == 2:
+            raise AccessError("the store at b:2 takes nobody without the job's secret", hint="give it one")
+        until(lambda: deadline.passed, "the search ends")
+        raise ConnectError("nobody listens")
+
+    monkeypatch.setattr(finding, "connect", refuse)
+    with pytest.raises(AccessError) as caught:
+        find_upstream([("a", 1), ("b", 2), ("c", 3)], 10 * SECONDS)
+    assert caught.value.hint == "give it one"
+    assert deadlines
+    assert all(each.passed for each in deadlines)
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,8 @@ class _JoinLine:
             self._write(f"rallypoint: {_progress(roll)} after {seconds:.1f} s\n")
             return False
         if self._live and (roll.expected or self._from_start):
-            self._redraw(f"rallypoint: {_progress(roll)}, {seconds:.0f} s{advice}")
+            waiting = shown(self._found.waiting(), LONGEST_SENTENCE)
+            self._redraw(f"rallypoint: {waiting or _progress(roll)}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
             while self._remark_after < seconds:  # the ranks may only be known after a long start
                 self._remark_after *= 2
@@ -323,9 +324,11 @@ def _progress(roll: reports.JoinProgress) -> str:
 
 
 def _tell_missing(found: Reports) -> None:
-    """Print the missing ranks of a job that was told to end; nothing if all ranks had joined, or none."""
+    """Print what a job that was told to end had waited for: machines, or ranks if some had joined."""
     roll = found.roll()
-    if roll.joined and not roll.complete:
+    if waiting := found.waiting():
+        print(f"rallypoint: {shown(waiting, LONGEST_SENTENCE)}", file=sys.stderr)
+    elif roll.joined and not roll.complete:
         print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
 
 

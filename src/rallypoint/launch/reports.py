@@ -4,6 +4,7 @@
     failed-<rank>-<pid>.json     an exception has ended a process: when, and its traceback
     exits-<pid>.json             torchrun's agent: which of its ranks ended how
     roll.json                    the whole job, seen from its first machine: which ranks have joined
+    waiting.json                 what the agent waits for before its ranks start; empty: nothing
     lost.json                    the servers of the job that are gone
     elsewhere.json               what the launchers of other machines say of their failures
     activity.json                what the ranks of this machine did when they were looked at last
@@ -193,6 +194,11 @@ def report_roll(roll: JoinProgress) -> None:
     _leave("roll", roll)
 
 
+def report_waiting(state: str) -> None:
+    """Report what this agent waits for; nothing: it does not wait any more."""
+    _leave("waiting", state)
+
+
 def report_activity(folder: Path, activity: MachineActivity) -> None:
     """Report what the ranks of this machine are doing."""
     _leave("activity", activity, folder)
@@ -379,6 +385,10 @@ class Reports:
     def stall(self) -> str:
         """What the ranks of the job do, if it stands still."""
         return next(self._read("stall", str), "")
+
+    def waiting(self) -> str:
+        """What the agent of this machine waits for before its ranks start."""
+        return next(self._read("waiting", str), "")
 
     def store(self) -> str:
         """Where the job's store is, as a rank of this machine has found it; nothing: not known."""

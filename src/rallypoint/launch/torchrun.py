@@ -44,6 +44,8 @@ def _conf(settings: Settings) -> dict[str, str]:
         conf["port_range"] = settings.port_range.text
     if settings.node_rank.value is not None:
         conf["rank"] = settings.node_rank.text
+    restarts = settings.passed_on.get("max_restarts")  # torch does not tell its rendezvous
+    conf["max_restarts"] = restarts.text if restarts is not None else "0"
     return {**settings.rdzv_conf.value, **conf}
 
 

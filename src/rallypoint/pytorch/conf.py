@@ -12,6 +12,7 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
 from rallypoint.launch.options import parse_ports, parse_seconds
 from rallypoint.launch.rendezvous.meeting import MeetingTimes
+from rallypoint.launch.rendezvous.roster import Settings, Size
 from rallypoint.relay.head import parse_workers
 from rallypoint.server.loops.backend import parse_switch
 from rallypoint.server.process.binding import ANY_PORT
@@ -37,6 +38,14 @@ class Conf:
     spares: int = 0
     """How many machines more than a round takes are to wait for the place of one that is lost."""
     health: str = "auto"
+    max_restarts: str = ""
+    """For comparison with other machines: torch counts the restarts. Empty: not known."""
+
+    def shared(self, size: Size, *, has_relays: bool) -> Settings:
+        """The settings that all machines of the job must have alike."""
+        restarts = (("--max-restarts", self.max_restarts),) if self.max_restarts else ()
+        relay = "on" if has_relays else "off"
+        return (("--nnodes", str(size)), ("--spares", str(self.spares)), ("--relay", relay), *restarts)
 
     @property
     def examination(self) -> str:
@@ -72,7 +81,7 @@ _SECONDS = (parse_seconds, "write a positive number of seconds")
 _NUMBER = "write a number"
 _HEALTH = ("auto", "off", *EXAMINATIONS)
 
-_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range", "spares", "health")
+_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range", "spares", "health", "max_restarts")
 
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "join_timeout": ("join", *_SECONDS),
@@ -94,6 +103,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         dict(zip(_HEALTH, _HEALTH, strict=True)).__getitem__,
         f"write one of {', '.join(_HEALTH)}",
     ),
+    "max_restarts": ("max_restarts", lambda text: str(int(text)), _NUMBER),
     "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
 }
 """The field of `Conf` or of its times, what reads it, and what to write."""

@@ -115,7 +115,17 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
         self._conf = conf
-        self._meeting = Meeting(self._place.store, params.run_id, member, size, times, spares=conf.spares)
+        self._meeting = Meeting(
+            self._place.store,
+            params.run_id,
+            member,
+            size,
+            times,
+            spares=conf.spares,
+            settings=conf.shared(size, has_relays=self._has_relays),
+            endpoint=self._place.name,
+            find_jobs=self._place.find_jobs,
+        )
         self._has_taken_part = False
         self._is_well = False  # its ranks ran until another machine was lost, or came
         self._is_bystander = False  # nothing of this machine's says anything about the job

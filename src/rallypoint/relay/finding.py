@@ -8,10 +8,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from rallypoint.errors import ConnectError, RallypointError
+from rallypoint.errors import AccessError, ConnectError, RallypointError
 from rallypoint.relay.outgoing import Address
 from rallypoint.rollcall.identity import Role
-from rallypoint.stores.client.connecting import connect, format_address, resolve
+from rallypoint.stores.client.connecting import Attempts, connect, format_address, resolve
 from rallypoint.stores.client.deadline import Deadline, in_thread
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.wire.opcodes import READY
@@ -50,17 +50,25 @@ class StoreAddress(NamedTuple):
         return len(self.places) > 1
 
 
-def find_upstream(places: Sequence[tuple[str, int]], seconds: float, store: str = "") -> StoreAddress:
+def find_upstream(
+    places: Sequence[tuple[str, int]],
+    seconds: float,
+    store: str = "",
+    attempts: Sequence[Attempts] | None = None,
+) -> StoreAddress:
     """Reach the store or relay that is at one of these places, as host and port.
 
-    ConnectError when that takes longer than the seconds given; or if it knows no sessions, or no names of
-    stores, but has to.
+    `attempts`, one for each place, tell another thread how far this has come.
+
+    AccessError, at once, if one of the places refuses this process or is not trusted. ConnectError when it
+    takes longer than the seconds given; or if it knows no sessions, or no names of stores, but has to.
     """
     deadline = Deadline(seconds)
+    attempts = attempts or [Attempts(*place) for place in places]
     if len(places) == 1:
         number, (knows_sessions, knows_names) = 0, _ask(*places[0], deadline)
     else:
-        number, (knows_sessions, knows_names) = _ask_all(places, deadline)
+        number, (knows_sessions, knows_names) = _ask_all(attempts, deadline)
         deadline = Deadline(seconds)
     found = [Place(*place, []) for place in places]
     found[number].addresses.extend(resolve(*places[number], deadline))
@@ -83,26 +91,27 @@ def knows_names(host: str, port: int, seconds: float) -> bool:
     return _ask(host, port, Deadline(seconds))[1]
 
 
-def _ask(host: str, port: int, deadline: Deadline) -> tuple[bool, bool]:
+def _ask(host: str, port: int, deadline: Deadline, attempts: Attempts | None = None) -> tuple[bool, bool]:
     """Whether what answers at this place knows sessions, and names of stores."""
-    connection = connect(host, port, deadline, who_am_i(Role.AGENT))
+    connection = connect(host, port, deadline, who_am_i(Role.AGENT), attempts=attempts)
     with closing(connection):
         connection.send(ASK + ASK_FOR_NAMES, deadline)
         sessions, names = (connection.read(1, deadline) == READY for _ in range(2))
         return sessions, names
 
 
-def _ask_all(places: Sequence[tuple[str, int]], deadline: Deadline) -> tuple[int, tuple[bool, bool]]:
+def _ask_all(attempts: Sequence[Attempts], deadline: Deadline) -> tuple[int, tuple[bool, bool]]:
     """The number of the place that answers first, and what it knows."""
     outcomes: SimpleQueue[tuple[int, tuple[bool, bool]] | BaseException] = SimpleQueue()
 
     def ask(number: int) -> tuple[int, tuple[bool, bool]]:
-        return number, _ask(*places[number], deadline)
+        each = attempts[number]
+        return number, _ask(each.host, each.port, deadline, each)
 
-    for number in range(len(places)):
+    for number in range(len(attempts)):
         in_thread(partial(ask, number), outcomes.put, outcomes.put)
     errors: list[RallypointError] = []
-    while len(errors) < len(places):
+    while len(errors) < len(attempts):
         try:
             outcome = outcomes.get(timeout=deadline.remaining + 1.0)
         except Empty:
@@ -110,7 +119,8 @@ def _ask_all(places: Sequence[tuple[str, int]], deadline: Deadline) -> tuple[int
         if isinstance(outcome, tuple):
             deadline.seconds = 0.0  # the others need not go on
             return outcome
-        if not isinstance(outcome, RallypointError):
+        if isinstance(outcome, AccessError) or not isinstance(outcome, RallypointError):
+            deadline.seconds = 0.0
             raise outcome
         errors.append(outcome)
     told = [error.message for error in errors] or [f"no answer within {deadline.seconds:g} s"]

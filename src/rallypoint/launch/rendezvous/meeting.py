@@ -25,15 +25,27 @@ from rallypoint.launch.rendezvous.digest import (
 )
 from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.register import Register
-from rallypoint.launch.rendezvous.roster import TOLD_KEPT, Line, Member, Roster, Sick, Size, closed_error
+from rallypoint.launch.rendezvous.roster import (
+    TOLD_KEPT,
+    Line,
+    Member,
+    Roster,
+    Settings,
+    Sick,
+    Size,
+    closed_error,
+)
+from rallypoint.launch.rendezvous.waiting import Waiting
+from rallypoint.rollcall.plan import JobRound
 from rallypoint.stores.base import Store
 from rallypoint.stores.prefix import PrefixStore
-from rallypoint.text import LONGEST_SENTENCE, shown
+from rallypoint.text import LONGEST_SENTENCE, counted, shown
 
 logger = logging.getLogger("rallypoint.meeting")
 
 _LOOKS_SELDOM = 10  # times as seldom as the scribe, all others look
 _PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
+_NAMES_TOLD = 16  # of connected machines
 _LOOK_SECONDS = 1.0  # between looks at what nobody has taken in
 
 
@@ -94,7 +106,19 @@ class Meeting:
         clock: Callable[[], float] = time.monotonic,
         *,
         spares: int = 0,
+        settings: Settings = (),
+        endpoint: str = "the endpoint",
+        find_jobs: Callable[[], Sequence[JobRound]] = tuple,
     ) -> None:
+        """`settings`: what all machines must have been started with alike. `endpoint`: its name, for people.
+
+        `find_jobs` finds the jobs that meet there, this one included.
+        """
+        self._run_id = run_id
+        self._settings = settings
+        self._endpoint = endpoint
+        self._find_jobs = find_jobs
+        self._rivals = ""  # other jobs at the endpoint, in words, as they were last seen
         self.prefix = f"rallypoint/meeting/{run_id}"
         """That of all keys of the meeting."""
         self._register = Register(PrefixStore(self.prefix, store), member.id, size)
@@ -282,9 +306,14 @@ class Meeting:
 
     def _await_seat(self) -> Seat:
         """Ask to be in the next round, and wait for a place in it."""
+        is_first = not self._has_come
         digest = self._come()
         patience = _Patience(self._clock)
         patience.note(digest)
+        with Waiting(lambda: self._state(patience), at_start=is_first):
+            return self._await_answer(digest, patience)
+
+    def _await_answer(self, digest: Digest, patience: _Patience) -> Seat:
         while True:
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
             left = patience.left(self.times.join)
@@ -306,7 +335,9 @@ class Meeting:
 
     def _ask_for_place(self) -> Digest:
         least, most = self.size.least, self.size.most
-        digest = self._register.post(Line(come=self.member, least=least, most=most, spares=self._spares))
+        digest = self._register.post(
+            Line(come=self.member, least=least, most=most, spares=self._spares, settings=self._settings)
+        )
         self._desk = digest.desk
         return digest
 
@@ -338,6 +369,44 @@ class Meeting:
                 self.leave()
                 raise self._missing(roster)
 
+    def _state(self, patience: _Patience) -> str:
+        """What this machine waits for, in words. Reads names only if they are few, or as the scribe."""
+        digest = self._register.digest()
+        is_complete, count = digest.complete, digest.present
+        if is_complete and not digest.store:
+            return f"all machines are connected to {self._endpoint}; the round's store starts"
+        if is_complete and digest.wants_restart:
+            return f"waiting for {counted(count, 'machine')} to end the last attempt"
+        if is_complete:
+            return f"the job runs on {counted(count, 'machine')}; this machine waits for a place"
+        names = ""
+        if digest.everybody <= _NAMES_TOLD or digest.scribe == self.member.id:
+            present = [shown(each.host) for each in self.roster.present]
+            count, rest = len(present), "" if len(present) <= _NAMES_TOLD else ", ..."
+            names = f" (connected: {', '.join(present[:_NAMES_TOLD])}{rest})"
+            self._rivals = self._name_rivals()
+        if count < self.size.least:
+            missing = f"{self.size.least - count} of {self.size.least} machines"
+            left = patience.left(self.times.join)
+        else:
+            missing = f"up to {counted(self.size.most - count, 'more machine')}"
+            left = self.times.last_call - patience.since_change
+        where = f"{self._endpoint}{names}"
+        return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{self._rivals}"
+
+    def _name_rivals(self) -> str:
+        """That other jobs use the endpoint whose machines may be meant for this one."""
+        try:
+            jobs = self._find_jobs()
+        except RallypointError:  # it is torch's own store, which has no answer to this
+            return ""
+        return "".join(
+            f"; another job is using this endpoint: ID {shown(each.job)} ({len(each.joined)} of "
+            f"{each.expected} machines); this job's ID is {shown(self._run_id)}"
+            for each in jobs
+            if each.job != self._run_id and each.joined and not each.closed
+        )
+
     def _missing(self, roster: Roster) -> JoinTimeoutError:
         asked = {each.rank for each in roster.present}
         absent = [str(rank) for rank in range(self.size.least) if rank not in asked]
@@ -349,7 +418,7 @@ class Meeting:
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(
             f"{len(roster.present)} of {self.size.least} machines came within {self.times.join:g} s: "
-            f"{_list(roster.present)}{named}{lost}{rivals}",
+            f"{_list(roster.present)}{named}{lost}{rivals}{self._rivals}",
             hint="look at the launcher's log on the machines that did not come: same endpoint, same id, "
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
         )

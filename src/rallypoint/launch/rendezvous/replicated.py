@@ -28,12 +28,16 @@ from rallypoint.launch.rendezvous.servers import (
     RoundsHere,
     own_address,
 )
+from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state
 from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.hosting import host_relay
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.plan import JobRound
 from rallypoint.server.loops.backend import choose
 from rallypoint.server.process.binding import ANY_PORT, is_this_machine
 from rallypoint.server.process.hosting import HostedServer
+from rallypoint.stores.client.connecting import Attempts
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.meeting")
@@ -60,6 +64,13 @@ class ReplicatedPlace(MeetingPlace):
     def holds_a_server(self) -> bool:
         return self._round is not None
 
+    @property
+    def name(self) -> str:
+        return ", ".join(map(str, self._endpoints))
+
+    def find_jobs(self) -> tuple[JobRound, ...]:
+        return ()  # the store is for many, and each job meets in a part of its own
+
     def named(self, error: RallypointError) -> RallypointError:
         is_about_store = isinstance(error, ConnectError | ConnectionLostError | ServerStartError) or (
             isinstance(error, StoreTimeoutError) and not isinstance(error, JoinTimeoutError)
@@ -69,7 +80,7 @@ class ReplicatedPlace(MeetingPlace):
         return error
 
     def whereabouts(self, _: RoundStore) -> str:
-        return ", ".join(map(str, self._endpoints))
+        return self.name
 
     def own_address(self) -> str:
         return own_address(_elsewhere_first(self._endpoints))
@@ -101,7 +112,10 @@ def open_replicated(
             places,
         )
     try:
-        find_upstream(places, seconds)  # here: it may take longer than a process to start
+        deadline, attempts = Deadline(seconds), [Attempts(*place) for place in places]
+        with Waiting(lambda: connecting_state(attempts, deadline.remaining)):
+            # Here: it may take longer than a process to start.
+            find_upstream(places, seconds, attempts=attempts)
     except ConnectError as error:
         error.hint = _where_to_look(places)
         raise

@@ -54,6 +54,10 @@ class Size:
         return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
 
 
+Settings = tuple[tuple[str, str], ...]
+"""Options and their values that all machines of a job must have alike."""
+
+
 @dataclass(frozen=True)
 class Line:
     """What a machine asks for: to be in the next round, to leave, to close the meeting, to be heard."""
@@ -73,6 +77,7 @@ class Line:
     """How many machines a round takes, as the one that comes was told."""
     most: int = -1
     spares: int = 0
+    settings: Settings = ()
 
     def to_json(self) -> str:
         return to_text(self, sparse=True)
@@ -121,6 +126,10 @@ class Roster:
     most: int = -1
     spares: int = 0
     """How many more are to wait, to take the place of one that is lost."""
+    settings: Settings = ()
+    """Those of all machines that are here."""
+    has_run: bool = False
+    """Whether an earlier round of this job was complete."""
     complete: bool = False
     closed: str = ""
     """Why no machine may join any more; empty while the meeting is open."""
@@ -236,6 +245,8 @@ class Roster:
                 least=self.least,
                 most=self.most,
                 spares=self.spares,
+                settings=self.settings,
+                has_run=True,
                 closed=self.closed,
                 waiting=self._by_seniority(),
                 gone=(*self.gone, *self.lost)[-_GONE_KEPT:],
@@ -311,6 +322,7 @@ class _Hall:
         self._waiting = {each.id: each for each in roster.waiting}
         self._ranked: dict[int, dict[str, Member]] = {}
         self._told_size = (roster.least, roster.most, roster.spares)
+        self._settings = roster.settings
         self.refused: list[Refusal] = []
         for each in roster.everybody:
             self._note_rank(each)
@@ -333,6 +345,7 @@ class _Hall:
             least=least,
             most=most,
             spares=spares,
+            settings=self._settings,
             present=tuple(self._present.values()),
             waiting=tuple(self._waiting.values()),
         )
@@ -343,10 +356,15 @@ class _Hall:
         if known is not None and known.visit >= member.visit:
             return
         self._remove(member)
-        error = closed_error(self._roster.closed) if self._roster.closed else self._rank_error(member)
+        error: RallypointError | None = closed_error(self._roster.closed) if self._roster.closed else None
+        if error is None and (error := self._settings_error(member, line.settings)):
+            self._refuse_unfinished(error)
+        error = error or self._rank_error(member)
         if error is not None:
             self.refused.append(Refusal(member, error))
             return
+        if not (self._present or self._waiting):
+            self._settings = line.settings
         self._waiting[member.id] = member
         self._note_rank(member)
         self._told_size = (line.least, line.most, line.spares)
@@ -368,6 +386,27 @@ class _Hall:
     def _note_rank(self, member: Member) -> None:
         if member.rank >= 0:
             self._ranked.setdefault(member.rank, {})[member.id] = member
+
+    def _settings_error(self, member: Member, settings: Settings) -> UsageError | None:
+        """The first setting that is not that of the machines that are here."""
+        here, theirs = next(iter((self._present | self._waiting).values()), None), dict(self._settings)
+        for name, value in settings if here is not None else ():
+            if theirs.get(name, value) != value:
+                option = shown(name)
+                return UsageError(
+                    f"machines were started with different settings: {member} has {option}={shown(value)}, "
+                    f"and {here} has {option}={shown(theirs[name])}",
+                    hint=f"start every machine with the same {option}",
+                )
+        return None
+
+    def _refuse_unfinished(self, error: UsageError) -> None:
+        """Refuse all machines of a job that has not run yet. One that runs is not ended by a newcomer."""
+        if not (self._roster.complete or self._roster.has_run):
+            everybody = (*self._present.values(), *self._waiting.values())
+            self.refused += [Refusal(each, error) for each in everybody]
+            for each in everybody:
+                self._remove(each)
 
     def _rank_error(self, member: Member) -> UsageError | None:
         if member.rank >= self._size.most:

@@ -27,6 +27,7 @@ from rallypoint.relay.finding import knows_names
 from rallypoint.relay.head import auto_workers
 from rallypoint.relay.hosting import host_relay, host_store, prepare_relay
 from rallypoint.rollcall.identity import Role
+from rallypoint.rollcall.plan import JobRound, meetings_of
 from rallypoint.rollcall.question import Question
 from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.server.guard.secret import job_secret
@@ -119,6 +120,16 @@ class MeetingPlace:
         peers = (plain_host(each.peer.rpartition(":")) for each in clients)
         others = [(peer, self._endpoint.port) for peer in peers if not is_this_machine(peer)]
         return own_address(others[:1]) if others else ""
+
+    @property
+    def name(self) -> str:
+        """The endpoint, as the user knows it."""
+        return str(self._endpoint)
+
+    def find_jobs(self) -> tuple[JobRound, ...]:
+        """The jobs that meet at this endpoint. Raises what `look` does."""
+        found = look(*self._places[0], Question(), Deadline(_ANSWER_SECONDS))
+        return meetings_of(None, found.rosters)
 
     def prepare_relay(self) -> None:
         """Start the process of the relay that this machine needs next: then it is up at once.
@@ -247,6 +258,9 @@ class MeetingPlace:
 class _OwnPlace(MeetingPlace):
     """Of a job on one machine, which meets in the memory of its agent, and has its store at the endpoint."""
 
+    def find_jobs(self) -> tuple[JobRound, ...]:
+        return ()
+
     @property
     def is_here(self) -> bool:
         return True
@@ -305,9 +319,7 @@ def open_place(
             f"{endpoint} is no address by which other machines could reach this one",
             hint="name the machine: its host name, or its address in their network",
         )
-    if hosts is None:
-        hosts = await_host(endpoint, Deadline(seconds))
-    server = _hold(endpoint, seconds) if hosts else None
+    server = _hold(endpoint, seconds) if await_host(endpoint, Deadline(seconds), hosts) else None
     place = server.address if server else endpoint
     store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once

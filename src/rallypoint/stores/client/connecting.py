@@ -42,9 +42,10 @@ _UNKNOWN_NAME = (
     "is POD.SERVICE, with a headless service that has publishNotReadyAddresses: true"
 )
 _NO_ROUTE = "there is no route to that machine: another network, or an address that leads nowhere"
-_SILENT = -1  # no error of the system: connected, but no answer
+SILENT = -1  # not an error of the system: connected, but no answer
+UNRESOLVED = -2  # nor is this: the name leads to no address
 _HINTS = {
-    _SILENT: "something listens there, but gives no answer: a store that is stopped, or that may open no "
+    SILENT: "something listens there, but gives no answer: a store that is stopped, or that may open no "
     "more files, or whose engine is away (its log says so), or no store at all: check the port",
     errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port?",
     errno.ECONNRESET: "it closes the connection at once, and its log says why: on this machine, a store "
@@ -64,6 +65,7 @@ def connect(
     *,
     to_look: bool = False,
     store: str = "",
+    attempts: Attempts | None = None,
     after_try: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Connection:
     """A connection that has shaken hands; ConnectError when the deadline passes before.
@@ -73,14 +75,16 @@ def connect(
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
     With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough. `store` says which of
     several stores that are there is looked at. After each try that has failed, `after_try` is told the
-    addresses of the host, none if its name is not known; what it raises ends the tries.
+    addresses of the host, none if its name is not known; what it raises ends the tries. Another thread may
+    read `attempts` meanwhile: they say why there is no connection yet.
     """
     proof = looking_glass() if to_look else job_secret()
-    attempts = _Attempts(host, port)
+    attempts = attempts or Attempts(host, port)
     pause = _FIRST_PAUSE
     own = who or who_am_i()
 
     def shake_hands(connection: Connection, patience: Deadline) -> None:
+        attempts.code, attempts.reason = SILENT, "it does not answer"
         if to_look:
             connection.begin_look(own, store, patience)
         else:
@@ -98,11 +102,15 @@ def connect(
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-class _Attempts:
+class Attempts:
     """The attempts so far: the last error of each address, and how often."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self.host = host
+        self.port = port
+        self.place = format_address(host, port)
+        self.code, self.reason = UNRESOLVED, "the resolver does not answer"
+        """Why the last attempt failed, or what it waits for: errno, SILENT or UNRESOLVED; and in words."""
         self._last: dict[str, str] = {}
         self._codes: Counter[int] = Counter()
         self._was_known = is_numeric(host)
@@ -115,34 +123,38 @@ class _Attempts:
         self.rounds += 1
         self.addresses = [address[0] for _, address in addresses]
         if addresses:
+            if not self._was_known or self.rounds == 1:
+                self.code, self.reason = errno.ETIMEDOUT, "no answer"
             self._was_known = True
-            self._last.pop(self._host, None)  # that it was not known
+            self._last.pop(self.host, None)  # that it was not known
 
     def note(self, address: str, error: Exception) -> None:
         code = error.errno if isinstance(error, OSError) else None
-        if isinstance(error, StoreTimeoutError):
-            code = _SILENT
+        if isinstance(error, socket.gaierror):
+            code = UNRESOLVED
+        elif isinstance(error, StoreTimeoutError):
+            code = SILENT
         elif isinstance(error, TimeoutError):
             code = errno.ETIMEDOUT
-        self._last[address] = _describe(error)
-        self._codes[code or 0] += 1
+        self._last[address] = self.reason = _describe(error)
+        self.code = code or 0
+        self._codes[self.code] += 1
 
     def failure(self, deadline: Deadline) -> ConnectError:
         tried = "".join(f"\n  {address}: {reason}" for address, reason in self._last.items())
         times = f"{self.rounds} tries" if self.rounds != 1 else "1 try"
-        never = "" if self._was_known else f": the name {self._host} never resolved"
+        never = "" if self._was_known else f": the name {self.host} never resolved"
         return ConnectError(
-            f"cannot reach the store at {format_address(self._host, self._port)} within "
-            f"{deadline.seconds:g} s ({times}){never}:{tried}",
+            f"cannot reach the store at {self.place} within {deadline.seconds:g} s ({times}){never}:{tried}",
             hint=self._hint(),
-            is_silent=self._codes[_SILENT] > 0,
+            is_silent=self._codes[SILENT] > 0,
         )
 
     def _hint(self) -> str:
         if any(reason.startswith(_NOT_RESOLVED) for reason in self._last.values()):
             return _UNKNOWN_NAME
         for code, _ in self._codes.most_common():
-            if code == _SILENT and (reason := self._out_of_files()):
+            if code == SILENT and (reason := self._out_of_files()):
                 return reason
             if code in _HINTS:
                 return _HINTS[code]
@@ -153,7 +165,7 @@ class _Attempts:
         from rallypoint.server.machine.ports import out_of_files  # late: it asks the whole machine
         from rallypoint.server.process.binding import is_this_machine
 
-        holder = out_of_files(self._port) if is_this_machine(self._host) else None
+        holder = out_of_files(self.port) if is_this_machine(self.host) else None
         then = "and takes no client before another one leaves: start it with a higher limit (ulimit -n)"
         return f"{holder}, {then}" if holder else ""
 
@@ -164,7 +176,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def _try_all(
-    host: str, port: int, shake_hands: _Handshake, proof: Proof, deadline: Deadline, attempts: _Attempts
+    host: str, port: int, shake_hands: _Handshake, proof: Proof, deadline: Deadline, attempts: Attempts
 ) -> Connection | None:
     try:
         addresses = resolve(host, port, deadline)

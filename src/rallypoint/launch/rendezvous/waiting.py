@@ -1,0 +1,108 @@
+"""Reports what a launcher waits for: one line after 10, 30 and 60 seconds, then every minute.
+
+A thread of its own prints the lines, because a call that connects or waits may block for a long time. The
+launcher reads the latest state from its folder of reports: for the line on a terminal, and for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import psutil
+
+from rallypoint.errors import RallypointError
+from rallypoint.launch import reports
+from rallypoint.stores.client.connecting import SILENT, UNRESOLVED, Attempts
+from rallypoint.text import LONGEST_SENTENCE, shown
+
+logger = logging.getLogger("rallypoint.meeting")
+
+_UPDATE_SECONDS = 2.0
+_START_SECONDS = 9.0  # importing torch may take longer; then the first line comes after a second
+
+_CONNECTING = {
+    UNRESOLVED: "cannot resolve {host}. Check the spelling or /etc/hosts",
+    errno.ECONNREFUSED: "cannot connect to {place}: connection refused. Is a launcher running there, on this "
+    "port?",
+    errno.ETIMEDOUT: "no answer from {place}. A firewall?",
+    SILENT: "{place} accepts connections but does not answer. Is it a Rallypoint launcher?",
+}
+
+
+def next_report(elapsed: float) -> float:
+    """After how many seconds the next line is due."""
+    return next((each for each in (10.0, 30.0) if each > elapsed), 60.0 * (elapsed // 60 + 1))
+
+
+def connecting_state(attempts: Sequence[Attempts], seconds_left: float) -> str:
+    """Why no store has answered yet."""
+    if len(attempts) == 1:
+        [each] = attempts
+        meaning = _CONNECTING.get(each.code, "cannot connect to {place}: {reason}")
+        text = meaning.format(host=each.host, place=each.place, reason=each.reason)
+    else:
+        listed = ", ".join(f"{each.place} ({each.reason})" for each in attempts)
+        text = f"no store answers at {listed}. Does `rallypoint serve --engine` run there?"
+    return f"{text} ({seconds_left:.0f} s left)"
+
+
+class Waiting:
+    """A block that waits; `describe` says what for. Errors of Rallypoint say so themselves."""
+
+    def __init__(self, describe: Callable[[], str], *, at_start: bool = True) -> None:
+        """`at_start`: whether this process has been silent since it began."""
+        age = time.time() - psutil.Process().create_time() if at_start else 0.0
+        self._began = time.monotonic() - min(max(age, 0.0), _START_SECONDS)
+        self._describe = describe
+        self._state = ""
+        self._has_launcher = reports.folder_of(os.environ) is not None
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._run, name="rallypoint waiting", daemon=True).start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self._stopped.set()
+        if kind is None:
+            reports.report_waiting("")
+        elif kind.__name__ in ("KeyboardInterrupt", "SignalException") and not self._has_launcher:
+            self._print()
+
+    def _run(self) -> None:
+        reported = ""
+        due = next_report(self._elapsed)
+        while not self._stopped.wait(min(_UPDATE_SECONDS, max(due - self._elapsed, 0.0))):
+            self._update()
+            if self._elapsed >= due:
+                due = next_report(self._elapsed)
+                if self._state != reported:  # a state without a deadline stays as it is
+                    reported = self._state
+                    self._print()
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _update(self) -> None:
+        try:
+            state = shown(self._describe(), LONGEST_SENTENCE)
+        except RallypointError:
+            return  # the call that waits raises the error
+        if not self._stopped.is_set():
+            self._state = state
+            reports.report_waiting(state)
+
+    def _print(self) -> None:
+        if not self._state:
+            return
+        if self._has_launcher and sys.stderr.isatty():  # erase the launcher's live line
+            sys.stderr.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
+        logger.warning("rallypoint: %s", self._state)

@@ -123,7 +123,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             times,
             spares=conf.spares,
             settings=conf.shared(size, has_relays=self._has_relays),
-            endpoint=self._place.name,
+            endpoint=str(parse_endpoints(params.endpoint)),
             find_jobs=self._place.find_jobs,
         )
         self._has_taken_part = False

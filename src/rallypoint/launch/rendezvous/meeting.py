@@ -379,12 +379,13 @@ class Meeting:
             return f"waiting for {counted(count, 'machine')} to end the last attempt"
         if is_complete:
             return f"the job runs on {counted(count, 'machine')}; this machine waits for a place"
-        names = ""
+        names = rivals = ""
         if digest.everybody <= _NAMES_TOLD or digest.scribe == self.member.id:
             present = [shown(each.host) for each in self.roster.present]
             count, rest = len(present), "" if len(present) <= _NAMES_TOLD else ", ..."
             names = f" (connected: {', '.join(present[:_NAMES_TOLD])}{rest})"
-            self._rivals = self._name_rivals()
+            rivals = self._name_rivals()
+            self._rivals = rivals or self._rivals
         if count < self.size.least:
             missing = f"{self.size.least - count} of {self.size.least} machines"
             left = patience.left(self.times.join)
@@ -392,7 +393,7 @@ class Meeting:
             missing = f"up to {counted(self.size.most - count, 'more machine')}"
             left = self.times.last_call - patience.since_change
         where = f"{self._endpoint}{names}"
-        return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{self._rivals}"
+        return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{rivals}"
 
     def _name_rivals(self) -> str:
         """That other jobs use the endpoint whose machines may be meant for this one."""

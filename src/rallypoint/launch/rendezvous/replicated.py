@@ -32,7 +32,6 @@ from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state
 from rallypoint.relay.finding import find_upstream
 from rallypoint.relay.hosting import host_relay
 from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.plan import JobRound
 from rallypoint.server.loops.backend import choose
 from rallypoint.server.process.binding import ANY_PORT, is_this_machine
 from rallypoint.server.process.hosting import HostedServer
@@ -64,13 +63,6 @@ class ReplicatedPlace(MeetingPlace):
     def holds_a_server(self) -> bool:
         return self._round is not None
 
-    @property
-    def name(self) -> str:
-        return ", ".join(map(str, self._endpoints))
-
-    def find_jobs(self) -> tuple[JobRound, ...]:
-        return ()  # the store is for many, and each job meets in a part of its own
-
     def named(self, error: RallypointError) -> RallypointError:
         is_about_store = isinstance(error, ConnectError | ConnectionLostError | ServerStartError) or (
             isinstance(error, StoreTimeoutError) and not isinstance(error, JoinTimeoutError)
@@ -80,7 +72,7 @@ class ReplicatedPlace(MeetingPlace):
         return error
 
     def whereabouts(self, _: RoundStore) -> str:
-        return self.name
+        return ", ".join(map(str, self._endpoints))
 
     def own_address(self) -> str:
         return own_address(_elsewhere_first(self._endpoints))

@@ -121,13 +121,10 @@ class MeetingPlace:
         others = [(peer, self._endpoint.port) for peer in peers if not is_this_machine(peer)]
         return own_address(others[:1]) if others else ""
 
-    @property
-    def name(self) -> str:
-        """The endpoint, as the user knows it."""
-        return str(self._endpoint)
-
     def find_jobs(self) -> tuple[JobRound, ...]:
-        """The jobs that meet at this endpoint. Raises what `look` does."""
+        """The jobs that meet at this endpoint; none at a replicated store, where each meets apart."""
+        if self.is_replicated:
+            return ()
         found = look(*self._places[0], Question(), Deadline(_ANSWER_SECONDS))
         return meetings_of(None, found.rosters)
 
@@ -257,9 +254,6 @@ class MeetingPlace:
 
 class _OwnPlace(MeetingPlace):
     """Of a job on one machine, which meets in the memory of its agent, and has its store at the endpoint."""
-
-    def find_jobs(self) -> tuple[JobRound, ...]:
-        return ()
 
     @property
     def is_here(self) -> bool:

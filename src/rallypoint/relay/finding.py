@@ -66,7 +66,7 @@ def find_upstream(
     deadline = Deadline(seconds)
     attempts = attempts or [Attempts(*place) for place in places]
     if len(places) == 1:
-        number, (knows_sessions, knows_names) = 0, _ask(*places[0], deadline)
+        number, (knows_sessions, knows_names) = 0, _ask(attempts[0], deadline)
     else:
         number, (knows_sessions, knows_names) = _ask_all(attempts, deadline)
         deadline = Deadline(seconds)
@@ -88,12 +88,12 @@ def find_upstream(
 
 def knows_names(host: str, port: int, seconds: float) -> bool:
     """Whether what is there holds several stores, by their names; ConnectError if it does not answer."""
-    return _ask(host, port, Deadline(seconds))[1]
+    return _ask(Attempts(host, port), Deadline(seconds))[1]
 
 
-def _ask(host: str, port: int, deadline: Deadline, attempts: Attempts | None = None) -> tuple[bool, bool]:
+def _ask(place: Attempts, deadline: Deadline) -> tuple[bool, bool]:
     """Whether what answers at this place knows sessions, and names of stores."""
-    connection = connect(host, port, deadline, who_am_i(Role.AGENT), attempts=attempts)
+    connection = connect(place.host, place.port, deadline, who_am_i(Role.AGENT), attempts=place)
     with closing(connection):
         connection.send(ASK + ASK_FOR_NAMES, deadline)
         sessions, names = (connection.read(1, deadline) == READY for _ in range(2))
@@ -105,8 +105,7 @@ def _ask_all(attempts: Sequence[Attempts], deadline: Deadline) -> tuple[int, tup
     outcomes: SimpleQueue[tuple[int, tuple[bool, bool]] | BaseException] = SimpleQueue()
 
     def ask(number: int) -> tuple[int, tuple[bool, bool]]:
-        each = attempts[number]
-        return number, _ask(each.host, each.port, deadline, each)
+        return number, _ask(attempts[number], deadline)
 
     for number in range(len(attempts)):
         in_thread(partial(ask, number), outcomes.put, outcomes.put)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
@@ -389,16 +390,17 @@ class _Hall:
 
     def _settings_error(self, member: Member, settings: Settings) -> UsageError | None:
         """The first setting that is not that of the machines that are here."""
-        here, theirs = next(iter((self._present | self._waiting).values()), None), dict(self._settings)
-        for name, value in settings if here is not None else ():
-            if theirs.get(name, value) != value:
-                option = shown(name)
-                return UsageError(
-                    f"machines were started with different settings: {member} has {option}={shown(value)}, "
-                    f"and {here} has {option}={shown(theirs[name])}",
-                    hint=f"start every machine with the same {option}",
-                )
-        return None
+        here = next(chain(self._present.values(), self._waiting.values()), None)
+        theirs = dict(self._settings)
+        different = [pair for pair in settings if theirs.get(*pair) != pair[1]]
+        if here is None or not different:
+            return None
+        name, value = (shown(each) for each in different[0])
+        return UsageError(
+            f"machines were started with different settings: {member} has {name}={value}, and {here} has "
+            f"{name}={shown(theirs[different[0][0]])}",
+            hint=f"start every machine with the same {name}",
+        )
 
     def _refuse_unfinished(self, error: UsageError) -> None:
         """Refuse all machines of a job that has not run yet. One that runs is not ended by a newcomer."""

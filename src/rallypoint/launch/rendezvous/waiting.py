@@ -62,47 +62,47 @@ class Waiting:
         age = time.time() - psutil.Process().create_time() if at_start else 0.0
         self._began = time.monotonic() - min(max(age, 0.0), _START_SECONDS)
         self._describe = describe
-        self._state = ""
+        self._state = "waiting"
         self._has_launcher = reports.folder_of(os.environ) is not None
         self._stopped = threading.Event()
+        self._reporting = threading.Lock()
 
     def __enter__(self) -> None:
         threading.Thread(target=self._run, name="rallypoint waiting", daemon=True).start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        self._stopped.set()
-        if kind is None:
-            reports.report_waiting("")
-        elif kind.__name__ in ("KeyboardInterrupt", "SignalException") and not self._has_launcher:
-            self._print()
+        with self._reporting:
+            self._stopped.set()
+            if kind is None:
+                reports.report_waiting("")
+            elif kind.__name__ in ("KeyboardInterrupt", "SignalException") and not self._has_launcher:
+                self._print()
 
     def _run(self) -> None:
         reported = ""
         due = next_report(self._elapsed)
         while not self._stopped.wait(min(_UPDATE_SECONDS, max(due - self._elapsed, 0.0))):
-            self._update()
-            if self._elapsed >= due:
+            is_due = self._elapsed >= due
+            if is_due:
                 due = next_report(self._elapsed)
-                if self._state != reported:  # a state without a deadline stays as it is
-                    reported = self._state
+            try:
+                state = shown(self._describe(), LONGEST_SENTENCE)
+            except RallypointError:
+                continue  # the call that waits raises the error
+            with self._reporting:
+                if self._stopped.is_set():
+                    return
+                self._state = state
+                reports.report_waiting(state)
+                if is_due and state != reported:  # a state without a deadline stays as it is
+                    reported = state
                     self._print()
 
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def _update(self) -> None:
-        try:
-            state = shown(self._describe(), LONGEST_SENTENCE)
-        except RallypointError:
-            return  # the call that waits raises the error
-        if not self._stopped.is_set():
-            self._state = state
-            reports.report_waiting(state)
-
     def _print(self) -> None:
-        if not self._state:
-            return
         if self._has_launcher and sys.stderr.isatty():  # erase the launcher's live line
             sys.stderr.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
         logger.warning("rallypoint: %s", self._state)

@@ -383,7 +383,7 @@ class Meeting:
         if digest.everybody <= _NAMES_TOLD or digest.scribe == self.member.id:
             present = [shown(each.host) for each in self.roster.present]
             count, rest = len(present), "" if len(present) <= _NAMES_TOLD else ", ..."
-            names = f" (connected: {', '.join(present[:_NAMES_TOLD])}{rest})"
+            names = f" (connected: {', '.join(present[:_NAMES_TOLD]) or 'none yet'}{rest})"
             rivals = self._name_rivals()
             self._rivals = rivals or self._rivals
         if count < self.size.least:

@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 
 from jobs import SECONDS, Job, free_port, job
 from namespaces import Machine, two_machines
+from rallypoint.stacks.movement import PATIENCE
 from rallypoint.watch.web.serving import watch_store
 from web_browser import browsing, looking
 from web_stores import page_of
@@ -141,7 +142,7 @@ WAYS = {
 
 def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "gil", ["--nproc-per-node=2", STALL_AFTER])
+        mark = begin(running, tmp_path, "gil", ["--nproc-per-node=2", f"--stall-after={STALL / PATIENCE}"])
         seconds = await_stall(running, mark, f"(train.py:{line_of('gil')}) <- train (train.py:")
         log = running.log()
     assert seconds >= STALL, log
@@ -151,8 +152,10 @@ def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [*WAYS, "gil"])
 def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
+    # A rank that computes is given three times as long.
+    seconds = STALL / PATIENCE if how in ("python", "gil") else STALL
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, how, ["--nproc-per-node=4", STALL_AFTER])
+        mark = begin(running, tmp_path, how, ["--nproc-per-node=4", f"--stall-after={seconds}"])
         seconds = await_stall(running, mark, f"(train.py:{line_of(how)}) <- train (train.py:")
         log = running.log()
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
@@ -160,6 +163,72 @@ def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
     assert re.search(r"; rank 3 on \S+ is elsewhere:\n", log)
     assert WAYS.get(how, "") in log
     assert log.count("is elsewhere") == 1
+
+
+SLOW = r"""
+import hashlib, sys, time
+import torch, torch.distributed as dist
+
+how = sys.argv[1]
+dist.init_process_group("gloo")
+store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+
+def prepare():
+    if how == "key":
+        time.sleep(1000)
+    if how == "compute":
+        end = time.monotonic() + 9
+        while time.monotonic() < end:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 8_000_000)
+    if how == "late":
+        time.sleep(5)
+
+if how == "key":
+    if rank == 0:
+        prepare()
+        store.set("go", "")
+    store.get("go")
+elif rank == 0:
+    prepare()
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_key_is_waiting_and_the_one_that_is_to_write_it_is_odd(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    with job(tmp_path) as running:
+        running.start(
+            tmp_path / "slow.py",
+            ["--nproc-per-node=2", "--stall-after=4"],
+            command=("-m", "rallypoint", "run"),
+            arguments=["key"],
+        )
+        running.await_text("see `rallypoint stacks")
+        log = running.log()
+    assert re.search(
+        r"1 of 2 ranks waits in store wait for `default_pg/0//go` .*; rank 0 on \S+ is elsewhere:\n", log
+    )
+    assert "prepare (slow.py:" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["compute", "late"])
+def test_a_job_in_which_a_rank_makes_progress_does_not_stand_still(tmp_path: Path, how: str) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    with job(tmp_path) as running:
+        agent = running.start(
+            tmp_path / "slow.py",
+            ["--nproc-per-node=2", f"--stall-after={6 if how == 'late' else 4}"],
+            command=("-m", "rallypoint", "run"),
+            arguments=[how],
+        )
+        assert agent.wait(SECONDS) == 0
+        log = running.log()
+    assert "ranks have joined" in log
+    assert "see `rallypoint stacks" not in log
 
 
 @pytest.mark.slow

@@ -250,12 +250,48 @@ class TestWords:
 
 
 class TestStalls:
-    def test_who_waits_for_others_without_a_move(self) -> None:
-        work = put_together([machine("a", waiting(0), replace(ODD, still_seconds=0.0))])
-        assert work.is_stalled(200)
+    @pytest.mark.parametrize(
+        ("other", "idle"),
+        [
+            (replace(ODD, idle_seconds=250.0), 250.0),  # it reads a file
+            (replace(ODD, still_seconds=0.0, idle_seconds=250.0), 250.0),  # it polls
+            (replace(ODD, still_seconds=250.0, idle_seconds=1.8), 1.8),  # it computes, or moves data
+            (replace(ODD, still_seconds=1.8, idle_seconds=1.8), 1.8),  # it came here just now
+            (replace(ODD, still_seconds=250.0, idle_seconds=-1.0), 250.0),  # its launcher is an older one
+            (replace(ODD, ended="gone"), 252.0),
+        ],
+    )
+    def test_the_job_has_made_no_progress_since_its_last_rank_has(
+        self, other: RankActivity, idle: float
+    ) -> None:
+        work = put_together([machine("a", replace(waiting(0), idle_seconds=0.0), other)])
+        assert work.idle_seconds == idle
+        assert work.is_stalled(200) == (idle >= 200)
         assert not work.is_stalled(300)
-        assert work.is_stalled(300, 200)
-        assert not put_together([machine("a", waiting(0, 100.0), ODD)]).is_stalled(200)
+        assert work.is_stalled(300, 200), "a rank that has waited for the urgent time is enough"
+
+    def test_all_that_wait_have_to_have_waited_for_long(self) -> None:
+        assert not put_together([machine("a", waiting(0), waiting(1, 1.8))]).is_stalled(200)
+
+    def test_a_rank_that_waits_for_a_key_is_no_odd_one(self) -> None:
+        facts = ProcessFacts("sleeps", "poll() of a connection to 127.0.0.1 port 40213")
+        polling = RankActivity(1, 101, LOADING[1:], 252.0, facts=facts)
+        sleeping = RankActivity(0, 100, LOADING, 252.0, facts=ProcessFacts("sleeps", "sleep()"))
+        work = put_together([machine("a", sleeping, polling)], {1: "go"})
+        assert summary_lines(work) == [
+            "1 of 2 ranks waits in store wait for `go` (train.py:33), for 4 min 12 s; rank 0 on a is "
+            "elsewhere:",
+            "  load_batch (data.py:88) <- train (train.py:33), for 4 min 12 s: sleep()",
+        ]
+        assert work.is_stalled(200)
+        both = put_together([machine("a", sleeping, polling)], {0: "come", 1: "go"})
+        assert [each.ranks for each in both.groups if each.doing.waits] == [[1]], "its main thread sleeps"
+
+    def test_who_owes_a_key_comes_first_of_those_that_are_elsewhere(self) -> None:
+        others = [replace(ODD, rank=rank, stack=LOADING[rank - 2 :]) for rank in (2, 3)]
+        awaited = {0: "default_pg/0//cpu//0/3"}
+        work = put_together([machine("a", waiting(0), *others)], awaited)
+        assert [each.ranks for each in work.odd] == [[3], [2]]
 
     def test_a_server_that_is_idle_is_no_stall(self) -> None:
         assert not put_together([machine("a", ODD)]).is_stalled(200)
@@ -294,6 +330,32 @@ class TestMovement:
         rank.note(0, ALL_REDUCE, -1, -1)
         rank.note(60, ALL_REDUCE, -1, -1)
         assert rank.still_seconds(60) == 60
+
+    @pytest.mark.parametrize(
+        ("seen", "idle"),
+        [
+            ({}, 90.0),
+            ({"wakes": 1000}, 90.0),  # it polls
+            ({"computes": 1}, 30.0),  # or loops: a third of the time that it has been there counts
+            ({"step": 1}, 0.0),
+            ({"stack": 1}, 0.0),
+            ({"moved": 1}, 0.0),
+        ],
+    )
+    def test_what_counts_as_progress(self, seen: dict[str, float], idle: float) -> None:
+        rank = Movement(0.0)
+        rank.note(0, ALL_REDUCE, 0, 0)
+        for at in range(1, 10):
+            if "moved" in seen:
+                rank.advance(10.0 * at)
+            rank.note(
+                10.0 * at,
+                LOADING[at % 2 :] if "stack" in seen else ALL_REDUCE,
+                wakes=int(at * seen.get("wakes", 1)),
+                step=int(at * seen.get("step", 0)),
+                computes="computes" in seen,
+            )
+        assert rank.idle_seconds(90.0) == idle
 
     def test_steps_per_second(self) -> None:
         rank = Movement(0.0)
@@ -357,14 +419,14 @@ class TestPace:
         assert Pace(1).every == 0.5
 
     def test_a_time_out_may_not_strike_before_it_is_said(self) -> None:
-        assert not Pace(180, timeout=600).is_before_timeout
+        assert Pace(180, timeout=600).waiting == 180
         for seconds in (5, 12, 30, 200):
             pace = Pace(180, timeout=seconds)
             # It is known up to a look later that a rank waits, and said after a few looks in a row.
-            assert pace.is_before_timeout
+            assert pace.waiting == pace.before_timeout
             assert pace.waiting + pace.every + 0.5 < seconds
 
     def test_who_waits_for_one_that_has_ended_has_half_a_minute(self) -> None:
         pace = Pace(180, timeout=600, has_ended=True)
-        assert (pace.waiting, pace.is_before_timeout) == (30, False)
+        assert (pace.waiting, pace.urgent, pace.before_timeout) == (30, 30, 450)
         assert Pace(20, has_ended=True).waiting == 20

@@ -402,6 +402,38 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(
         assert Reports(ranks.folder).stall() == ""
 
 
+TRANSFER = f"""
+import os, socket, threading, time
+{COLLECTIVE}
+def move():
+    ours, theirs = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    theirs.connect(ours.getsockname())
+    ours, _ = ours.accept()
+    while os.path.exists(FIFO):
+        theirs.sendall(bytes(65536))
+        ours.recv(65536, socket.MSG_WAITALL)
+        time.sleep(0.1)
+threading.Thread(target=move, daemon=True).start()
+all_reduce()
+"""
+
+
+def test_while_a_collective_moves_data_its_ranks_do_not_stand_still(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(TRANSFER)
+    looker = Looker(ranks.folder, SIGNALS, 2.0)
+    seconds: list[float] = []
+
+    def idle() -> float:
+        seconds.append(put_together([looker.look()]).idle_seconds)
+        return seconds[-1]
+
+    end = time.monotonic() + 5.0
+    awaited(lambda: idle() > 5.0 or time.monotonic() > end)
+    assert max(seconds) < 4.0
+    (tmp_path / "fifo").unlink()
+    awaited(lambda: idle() > 4.0)
+
+
 TIMED_OUT = f"""
 exec(compile("def all_reduce():\\n input()\\n raise RuntimeError('Timed out waiting 3000ms for recv')",
     {TORCH!r}, "exec"))

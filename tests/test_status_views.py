@@ -306,7 +306,7 @@ TOLD = replace(STALLED, clients=(*STALLED.clients, LAUNCHER))
 
 def test_what_the_ranks_do_is_below_the_summary() -> None:
     told = report(TOLD, stacks=True)
-    assert told.lines() == summary_of(TOLD)
+    assert told.lines() == summary_of(TOLD), "who is missing comes before what the others do"
     assert told.below == [
         "",
         "2 of 3 ranks wait in all_reduce (train.py:41), for 4 min 12 s; rank 2 on node-a is elsewhere:",
@@ -335,6 +335,18 @@ def test_what_the_ranks_do_is_below_the_summary() -> None:
     [_, line] = report(STALLED, stacks=True).below
     assert line == "what the ranks do is not known: no launcher tells"
     assert report(TOLD, stacks=True).is_good == report(STALLED).is_good
+
+
+def test_that_the_job_makes_no_progress_comes_first_with_the_odd_rank() -> None:
+    launcher = replace(LAUNCHER, told=pack(replace(MACHINE, ranks=MACHINE.ranks[:3])))
+    whole = part("node-a", clients=(*ranks([0, 1, 2], world_size=3), launcher))
+    told = report(whole)
+    assert told.lines()[0] == (
+        "no progress for 4 min 12 s: rank 2 on node-a is elsewhere: load\\x1b[2J (data.py:88) <- "
+        "train (train.py:41); all 3 ranks joined"
+    )
+    assert told.content()["roll"]["headline"] == told.lines()[0]
+    assert report(whole, waits=True).lines() == ["nobody waits"]
 
 
 def test_what_one_rank_does() -> None:

@@ -138,6 +138,21 @@ def test_the_odd_rank_its_line_and_a_straggler_are_on_the_page(browser: Browser,
         expect(stacks).to_have_count(0)
 
 
+def test_a_job_that_makes_no_progress_says_so_first_and_names_the_odd_rank(
+    browser: Browser, server: Server
+) -> None:
+    with told_page(browser, server) as (look, launcher):
+        page = look.page
+        launcher.delete_key(PLAN)  # without it, no rank is missing
+        expect(page.locator("main > :visible").first).to_have_id("stall")
+        title = page.locator("#stall-title")
+        expect(title).to_have_text(re.compile(r"The job has made no progress for 4 min 1?\d s"))
+        expect(page.locator("#stall-text")).to_have_text(re.compile("^rank 2 on node-a is elsewhere: "))
+        expect(page).to_have_title(re.compile("^no progress · "))
+        launcher.tell(pack(replace(MACHINE, ranks=(waiting(0), replace(ODD, still_seconds=0.0)))))
+        expect(page.locator("#stall")).to_be_hidden()
+
+
 def test_what_a_launcher_says_of_a_stall_is_at_the_top_also_on_a_phone(
     browser: Browser, server: Server
 ) -> None:
@@ -148,7 +163,7 @@ def test_what_a_launcher_says_of_a_stall_is_at_the_top_also_on_a_phone(
         launcher.set(STALL, f"3 of 4 ranks wait\n  rank 2: {HOSTILE * 20}")
         expect(page.locator("#stall-text")).to_contain_text("3 of 4 ranks wait\n  rank 2: <img src=x")
         expect(notice).to_contain_text("␛[2J")
-        expect(page).to_have_title(re.compile("^stands still · "))
+        expect(page).to_have_title(re.compile("^no progress · "))
         page.locator("#work-list button").first.click()
         expect(page.locator("#details-stacks > li")).to_have_count(3)
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]

@@ -13,7 +13,7 @@ from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_place
 from rallypoint.rollcall.question import Question
-from rallypoint.stacks.grouping import Work, machines_of, only, put_together
+from rallypoint.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look_at_job
 from rallypoint.text import LONGEST_SENTENCE, shown
@@ -85,7 +85,8 @@ def _watch(place: Endpoint, wanted: Sequence[range], all_threads: bool) -> None:
 def _ask(place: Endpoint, wanted: Sequence[range]) -> tuple[Work, str]:
     snapshot = look_at_job(*place, Question(), Deadline(_ANSWER_SECONDS))
     machines = machines_of(snapshot)
-    return put_together(only(machines, wanted) if wanted else machines), snapshot.stall
+    shown = only(machines, wanted) if wanted else machines
+    return put_together(shown, awaited_keys(snapshot)), snapshot.stall
 
 
 def _lines(work: Work, stall: str, all_threads: bool) -> list[str]:

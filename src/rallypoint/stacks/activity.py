@@ -19,6 +19,8 @@ from rallypoint.stacks.frames import Frame, Stack
 MOST_PACKED: Final = 48 * 1024
 """Characters of a packed activity."""
 _MOST_BYTES: Final = 4 << 20
+MUCH: Final = 0.5
+"""Of a core: a rank that uses more is computing."""
 _Text = Annotated[str, at_most(500)]
 _Number = Annotated[int, Within(-1, 1 << 62)]
 _Seconds = Annotated[float, Within(-1, 1e11)]
@@ -39,6 +41,11 @@ class ProcessFacts:
     """How much of a core it has taken since it was looked at before."""
     gpu: _Text = ""
     """What its GPU does: `GPU 3 at 100 %`."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether it uses much CPU time, or would if others left it any."""
+        return self.cores >= MUCH or self.state == "runs"
 
 
 NO_FACTS: Final = ProcessFacts()
@@ -94,6 +101,8 @@ class RankActivity:
     """Its last collectives, where torch records them and the job stands still."""
     native: Stack = ()
     """The calls of C code below its stack that it stands still in, where py-spy tells them."""
+    idle_seconds: _Seconds = -1.0
+    """For how long it has made no progress (see `Movement`), unless it waits; -1: not known."""
 
 
 @dataclass(frozen=True)

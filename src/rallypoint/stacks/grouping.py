@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from rallypoint.rollcall.clients import tellers
+from rallypoint.rollcall.clients import gather, tellers
 from rallypoint.rollcall.snapshot import Client, Snapshot
+from rallypoint.rollcall.torch_keys import owing_rank
+from rallypoint.rollcall.waits import waits_of
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import NOTHING, Doing, fold
 from rallypoint.stacks.frames import Frame
+from rallypoint.text import shown
 
 SILENT_SECONDS: Final = 4.0
 """A rank of a busy machine may take a while to answer."""
-MUCH: Final = 0.5
-"""Of a core: who takes more computes."""
 _MOST_RANKS: Final = 1 << 20
+_ON_SOCKET: Final = re.compile(r"|poll\(\)|\w+\(\) of a (?:connection to|socket)\b.*")
+"""The system calls in which torch's client waits for the store; empty where the system does not tell."""
 _LATE_SECONDS: Final = 60.0
 """A machine that has told nothing for so long tells what was, not what is."""
 
@@ -75,20 +79,49 @@ class Work:
         """All of them, the odd ones first."""
         return [*self.odd, *([self.main] if self.main is not None else [])]
 
-    def is_stalled(self, seconds: float, waiting: float = inf) -> bool:
-        """Whether all ranks, of several, have not moved for so long; or some have waited for others.
+    @property
+    def living(self) -> list[Group]:
+        return [each for each in self.groups if not each.ended]
 
-        Those that wait may have less time.
+    @property
+    def waiting_seconds(self) -> float:
+        """The longest time for which a rank has waited for others; -1: none waits."""
+        return max((each.example.still_seconds for each in self.living if each.doing.waits), default=-1.0)
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long no rank has made progress."""
+        is_awaited = self.waiting_seconds >= 0
+        ranks = ((rank, each.doing.waits) for each in self.living for rank in each.members)
+        return min((_idle_seconds(rank, waits, is_awaited) for rank, waits in ranks), default=inf)
+
+    def is_stalled(self, seconds: float, urgent: float = inf) -> bool:
+        """Whether no rank has made progress for so long while one waits for others, or of several ranks.
+
+        A rank that has waited for the `urgent` time is enough, whatever the others do.
         """
-        living = [each for each in self.groups if not each.ended]
-        most = min(seconds, waiting)
-        if any(each.doing.waits and each.example.still_seconds >= most for each in living):
+        if self.waiting_seconds >= urgent:
             return True
-        members = [rank for each in living for rank in each.members]
-        # One that computes for long in a single call is not woken either.
-        return len(members) > 1 and all(
-            each.still_seconds >= seconds and each.facts.cores < MUCH for each in members
-        )
+        is_several = self.waiting_seconds >= 0 or sum(len(each.members) for each in self.living) > 1
+        return is_several and self.idle_seconds >= seconds
+
+
+def _idle_seconds(rank: RankActivity, waits: bool, is_awaited: bool) -> float:
+    """For how long a rank has made no progress.
+
+    One that waits for others may spin, so its CPU time is none. One that polls while nobody waits for it is a
+    server that is idle, and one that computes then may do so for as long as it likes.
+    """
+    idle = rank.idle_seconds if rank.idle_seconds >= 0 else rank.still_seconds
+    if waits:
+        return rank.still_seconds
+    if is_awaited:
+        return idle
+    return 0.0 if rank.facts.computes else min(rank.still_seconds, idle)
+
+
+NO_WORK: Final = Work((), None, 0)
+"""Where nobody tells what the ranks do."""
 
 
 def told_lately(snapshot: Snapshot) -> list[Client]:
@@ -110,6 +143,20 @@ def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
     return [machine for machine in machines if machine is not None]
 
 
+def work_of(snapshot: Snapshot) -> Work:
+    """What all ranks of a job are doing, as its launchers and the store know it."""
+    return put_together(machines_of(snapshot), awaited_keys(snapshot))
+
+
+def awaited_keys(snapshot: Snapshot) -> dict[int, str]:
+    """The key for which each rank has waited longest at the store."""
+    waits = {
+        rank: [wait for each in clients for wait in waits_of(each)]
+        for rank, clients in gather(snapshot).by_rank.items()
+    }
+    return {rank: max(found, key=lambda wait: wait[1])[0] for rank, found in waits.items() if found}
+
+
 def only(machines: Iterable[MachineActivity], wanted: Sequence[range]) -> list[MachineActivity]:
     """These ranks alone; the others are not missed."""
     return [
@@ -122,8 +169,14 @@ def only(machines: Iterable[MachineActivity], wanted: Sequence[range]) -> list[M
     ]
 
 
-def put_together(machines: Iterable[MachineActivity]) -> Work:
-    """The ranks of these machines, by what they do. Of a rank that is told twice, the first counts."""
+def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str] | None = None) -> Work:
+    """The ranks of these machines, by what they do. Of a rank that is told twice, the first counts.
+
+    `awaited` has the keys for which ranks wait at the store; torch's client is C++, so no stack shows it.
+    """
+    keys = set((awaited or {}).values())
+    owing = {owing_rank(key) for key in keys}
+    store_wait = f"store wait for `{shown(min(keys))}`" if len(keys) == 1 else "store wait"
     seen: set[int] = set()
     groups: dict[tuple[Hashable, str, bool], Group] = {}
     remarks: list[str] = []
@@ -143,6 +196,8 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
                 if doing is None:
                     doing = known[each.stack] = fold(each.stack) if each.stack else NOTHING
                 folded[id(each.stack)] = doing
+            if awaited and each.rank in awaited and not doing.waits and _is_at_socket(each):
+                doing = Doing(store_wait, True, doing.own)
             silent = each.silent_seconds >= SILENT_SECONDS and not each.ended
             key = (doing.place, each.ended, silent)
             group = groups.get(key)
@@ -153,11 +208,16 @@ def put_together(machines: Iterable[MachineActivity]) -> Work:
     for group in groups.values():
         group.hosts = dict(sorted(group.hosts.items()))
         group.members.sort(key=lambda each: each.rank)
-    found = sorted(groups.values(), key=_oddity)
+    found = sorted(groups.values(), key=lambda each: _oddity(each, owing))
     main = _main(found)
     odd = tuple(each for each in found if each is not main)
     unknown = tuple(rank for rank in range(world_size) if rank not in seen)
     return Work(odd, main, len(seen), tuple(remarks), unknown)
+
+
+def _is_at_socket(each: RankActivity) -> bool:
+    """Whether its main thread may be the one that waits at the store."""
+    return _ON_SOCKET.fullmatch(each.facts.call) is not None
 
 
 def _main(groups: Sequence[Group]) -> Group | None:
@@ -166,9 +226,11 @@ def _main(groups: Sequence[Group]) -> Group | None:
     return max(waiting or groups, key=lambda each: (len(each.members), -each.members[0].rank), default=None)
 
 
-def _oddity(group: Group) -> tuple[bool, bool, bool, int, int]:
-    """The order of groups: who has ended, who does not answer, who does not wait; then the small ones."""
+def _oddity(group: Group, owing: set[int]) -> tuple[bool, bool, bool, bool, int, int]:
+    """The order of groups: who has ended, who does not answer, who does not wait, who owes a key that others
+    wait for; then the small ones.
+    """
     return (
-        *(not group.ended, not group.is_silent, group.doing.waits),
+        *(not group.ended, not group.is_silent, group.doing.waits, owing.isdisjoint(group.hosts)),
         *(len(group.members), group.members[0].rank),
     )

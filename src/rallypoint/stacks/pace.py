@@ -26,15 +26,19 @@ class Pace(NamedTuple):
     """Whether a rank has ended while others go on."""
 
     @property
-    def waiting(self) -> float:
-        """For how long a rank may wait for others."""
-        ended = _AFTER_END_SECONDS if self.has_ended else inf
-        return min(self.stall, ended, _BEFORE_TIMEOUT * self.timeout)
+    def before_timeout(self) -> float:
+        """A rank that has waited for so long will soon be ended by the time-out."""
+        return _BEFORE_TIMEOUT * self.timeout
 
     @property
-    def is_before_timeout(self) -> bool:
-        """Whether it is the time-out that does not allow to wait for longer."""
-        return self.waiting == _BEFORE_TIMEOUT * self.timeout
+    def urgent(self) -> float:
+        """For how long a rank may wait for others, even while those make progress."""
+        return min(_AFTER_END_SECONDS if self.has_ended else inf, self.before_timeout)
+
+    @property
+    def waiting(self) -> float:
+        """For how long a rank may wait for others."""
+        return min(self.stall, self.urgent)
 
     @property
     def every(self) -> float:

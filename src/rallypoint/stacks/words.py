@@ -10,7 +10,7 @@ from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, Ran
 from rallypoint.stacks.flight import as_lines, compare, dump_of
 from rallypoint.stacks.folding import Doing, file_name, fold, is_library
 from rallypoint.stacks.frames import Frame
-from rallypoint.stacks.grouping import MUCH, Group, Work
+from rallypoint.stacks.grouping import Group, Work
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, ranks_text, shown, size
 
 _CHAIN: Final = 3
@@ -20,6 +20,8 @@ _MOST_THREADS: Final = 3
 STILL_SECONDS: Final = 1.0
 """Who has stood still for less than this may just as well have moved."""
 _LONG_SECONDS: Final = 5.0
+_QUIET_SECONDS: Final = 20.0
+"""Two looks. A launcher itself waits for longer before it says anything."""
 _ORDINARY: Final = ("sleeps", "runs")
 
 
@@ -64,6 +66,18 @@ def _is_riddle(work: Work) -> bool:
     """Whether all wait for each other, and have for long."""
     main = work.main
     return main is not None and main.doing.waits and work.size > 1 and main.still_seconds >= _LONG_SECONDS
+
+
+def standstill(work: Work) -> str:
+    """Who holds up a job that makes no progress, in a line; nothing while it makes some."""
+    if work.main is None or not work.is_stalled(_QUIET_SECONDS):
+        return ""
+    if not work.odd:
+        return summary_lines(work)[0]
+    first, *others = work.odd
+    rest = sum(len(each.members) for each in others)
+    more = f"; {counted(rest, 'more rank')} elsewhere" if rest else ""
+    return f"{who_text(first)} {_is_elsewhere(first)}: {chain_text(first.doing) or 'no stack yet'}{more}"
 
 
 def stall_lines(work: Work) -> list[str]:
@@ -193,7 +207,7 @@ def facts_text(facts: ProcessFacts) -> str:
     """The facts that explain why a process stands still; figures are rough, so that they seldom change."""
     told = [facts.state] if facts.state not in _ORDINARY else []
     told.append(facts.call)
-    if facts.state == "runs" or facts.cores >= MUCH:
+    if facts.computes:
         told.append(f"runs, at {round(facts.cores, 1):.0%} of a core" if facts.cores >= 0 else "runs")
     if facts.swapped > 0:
         told.append(f"{size(facts.swapped)} swapped out")

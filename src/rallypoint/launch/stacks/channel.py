@@ -7,7 +7,7 @@ from typing import Final
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import STALL, STALL_BYTES, Question
-from rallypoint.stacks.grouping import Work, machines_of, put_together
+from rallypoint.stacks.grouping import Work, work_of
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 from rallypoint.stores.tcp import TCPStore
@@ -35,7 +35,7 @@ class StoreChannel:
 
     def work(self) -> Work:
         view = self._view
-        return put_together(machines_of(look(*view.place, Question(), Deadline(_SECONDS), view.name)))
+        return work_of(look(*view.place, Question(), Deadline(_SECONDS), view.name))
 
     def announce(self, text: str) -> bool:
         return self._store.compare_set(STALL, "", text) == text.encode()

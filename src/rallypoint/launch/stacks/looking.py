@@ -25,13 +25,15 @@ from rallypoint.launch.stacks.system import (
     HAS_PROC,
     STOPPED,
     Process,
+    bytes_by_socket,
+    bytes_moved,
     children_of,
     killed_for_memory,
     load_per_core,
     look_at,
     opens,
 )
-from rallypoint.stacks.activity import Child, MachineActivity, RankActivity
+from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump, Frame, Stack
 from rallypoint.stacks.movement import Movement
@@ -41,6 +43,9 @@ _MOST_CHILDREN: Final = 16
 _HOOKS: Final = "rallypoint_hooks.py"
 _HOOK: Final = "hook"
 _GONE: Final = "its process is gone"
+_TRANSFER: Final = 64 * 1024
+"""Bytes per second: a rank that moves more is making progress. One that polls a store moves less."""
+_TRANSFER_SECONDS: Final = 1.0
 _KILLED: Final = "the kernel has killed it, as memory ran out"
 
 
@@ -67,6 +72,12 @@ class _Known:
     cores: float = -1.0
     step: int = -1
     stepped: float = 0.0
+    moved: tuple[float, int] | None = None
+    """When it was last asked how many bytes it had moved, and the answer."""
+
+    @property
+    def facts(self) -> ProcessFacts:
+        return replace(self.process.facts, cores=self.cores)
 
     def note(self, process: Process, now: float) -> None:
         """How its process stands now."""
@@ -103,6 +114,7 @@ class Looker:
             if known is not None:
                 known.step, known.stepped = read_step(self._folder, rank, known.source.pid)
                 asked.append(Asked(known.source, known.source.pid, known.process))
+        self._find_transfers(asked, now)
         dumps = ask([each for each in asked if each.pid not in failed], self._signals)
         failed = self._failed()  # some may have failed meanwhile
         for each in asked:
@@ -164,8 +176,8 @@ class Looker:
             known.answered, known.is_seen = now, False
             if not _is_failing(dump.stack):
                 known.stack, known.threads, known.is_within_c = dump.stack, dump.others, dump.is_within_c
-        if known.stack:
-            known.movement.note(now, known.stack, known.process.wakes, known.step)
+        computes = known.facts.computes
+        known.movement.note(now, known.stack, known.process.wakes, known.step, computes=computes)
         known.children = ()
 
     def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
@@ -190,6 +202,20 @@ class Looker:
                 known.children = self._children(known.source)
             if known.is_within_c and known.native is None and not is_brief:
                 known.native = look_into_c(known.source.pid)
+
+    def _find_transfers(self, asked: Sequence[Asked], now: float) -> None:
+        """Which of the ranks that have long been at one place move data meanwhile."""
+        long_there = [
+            known
+            for known in (self._known[each.source.rank] for each in asked)
+            if known.movement.same_seconds(now) >= self.pace.family_after
+            and (known.moved is None or now - known.moved[0] >= _TRANSFER_SECONDS)
+        ]
+        by_socket = bytes_by_socket() if long_there else {}
+        for known in long_there:
+            before, known.moved = known.moved, (now, bytes_moved(known.source.pid, by_socket))
+            if before is not None and known.moved[1] - before[1] >= _TRANSFER * (now - before[0]):
+                known.movement.advance(now)
 
     def _ask_threads(self, known: _Known) -> None:
         """What the other threads do of a rank that waits for one of them."""
@@ -236,8 +262,9 @@ def _activity(rank: int, known: _Known, now: float) -> RankActivity:
         known.step,
         known.movement.steps_per_second,
         max(time.time() - known.stepped, 0.0) if known.step >= 0 else -1.0,
-        replace(known.process.facts, cores=known.cores),
+        known.facts,
         known.threads,
         known.children,
         native=known.native or (),
+        idle_seconds=known.movement.idle_seconds(now),
     )

@@ -136,11 +136,11 @@ class Sampler:
         reason = alarm or ""
         if alarm and _waits(machine):
             self._is_alarmed = True
-        elif not self._is_stalled(machine):
+        elif not self._may_be_stalled(machine):
             self._is_gathered = self._is_alarmed = False
         elif not self._is_gathered and alarm is None:
             machine = self._look_closer(machine)
-            reason = self._timeout_text() if _waits(machine) else ""
+            reason = self._timeout_text(machine)
         if not self._stopped.is_set():
             reports.report_activity(self._folder, machine)
             self._share(machine, reason)
@@ -159,15 +159,20 @@ class Sampler:
 
     # Looking ------------------------------------------------------------------------------------------------
 
-    def _is_stalled(self, machine: MachineActivity) -> bool:
+    def _may_be_stalled(self, machine: MachineActivity) -> bool:
+        """Whether no rank of this machine makes progress; what those of others do is asked then."""
+        return self._is_urgent(machine) or put_together([machine]).idle_seconds >= self._looker.pace.stall
+
+    def _is_urgent(self, machine: MachineActivity) -> bool:
+        """Whether a rank has waited for so long that the others do not matter."""
         pace = self._looker.pace
         # After an alarm, they stand still until they move.
-        waiting = pace.every if self._is_alarmed else pace.waiting
-        return put_together([machine]).is_stalled(pace.stall, waiting)
+        return put_together([machine]).waiting_seconds >= (pace.every if self._is_alarmed else pace.urgent)
 
-    def _timeout_text(self) -> str:
+    def _timeout_text(self, machine: MachineActivity) -> str:
         pace = self._looker.pace
-        return f"a time-out of {duration(pace.timeout)} is about to strike" if pace.is_before_timeout else ""
+        is_near = put_together([machine]).waiting_seconds >= pace.before_timeout
+        return f"a time-out of {duration(pace.timeout)} is about to strike" if is_near else ""
 
     def _look_closer(self, machine: MachineActivity) -> MachineActivity:
         """A few looks in a row: a rank that trains is seen at more than one place then.
@@ -178,7 +183,7 @@ class Sampler:
             if self._stopped.wait(_CLOSER_SECONDS):
                 break
             machine = self._looker.look()
-            if not self._is_stalled(machine):
+            if not self._may_be_stalled(machine):
                 return machine
         gpus = gpus_of({each.pid for each in machine.ranks})
         recorded = ask_recorders((each.rank for each in machine.ranks), self._environ)
@@ -197,21 +202,21 @@ class Sampler:
 
     def _share(self, machine: MachineActivity, reason: str) -> None:
         """Tell the store, and say once what all machines do if it is a stall."""
-        is_stalled = self._is_alarmed or self._is_stalled(machine)
+        stall, own = self._looker.pace.stall, put_together([machine])
+        is_stalled = self._is_alarmed or self._is_urgent(machine)
         has_first = any(each.rank == 0 for each in machine.ranks)
         if self._channel is None:
             self._channel = self._connect()
         channel = self._channel
         if channel is None:
-            text = self._said or _text(put_together([machine]), reason)
-            self._tell(text if is_stalled else "", says=has_first)
+            is_stalled = is_stalled or own.is_stalled(stall)
+            self._tell((self._said or _text(own, reason)) if is_stalled else "", says=has_first)
             return
         channel.tell(pack(machine))
+        if has_first and own.idle_seconds >= stall:  # one launcher asks: to look at a large job takes long
+            is_stalled = is_stalled or _work(channel, own).is_stalled(stall)
         if is_stalled and not self._has_announced and not channel.announced():
-            work = channel.work()
-            if work.main is None:  # a look may not show who tells, as behind a relay
-                work = put_together([machine])
-            self._has_announced = channel.announce(_text(work, reason))
+            self._has_announced = channel.announce(_text(_work(channel, own), reason))
         elif self._has_announced and not is_stalled:
             channel.withdraw()
             self._has_announced = False
@@ -234,6 +239,12 @@ class Sampler:
 def _waits(machine: MachineActivity) -> bool:
     """Whether a rank waits for others."""
     return any(each.doing.waits for each in put_together([machine]).groups)
+
+
+def _work(channel: Channel, own: Work) -> Work:
+    """What all machines tell; a look may not show that, as behind a relay."""
+    work = channel.work()
+    return work if work.main is not None else own
 
 
 def _text(work: Work, reason: str) -> str:

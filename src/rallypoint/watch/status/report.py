@@ -16,8 +16,8 @@ from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.rollcall.words import headline
-from rallypoint.stacks.grouping import Work, machines_of, put_together
+from rallypoint.stacks.grouping import NO_WORK, Work, work_of
+from rallypoint.stacks.words import standstill
 from rallypoint.stores.absence import read_head
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
@@ -115,14 +115,16 @@ class RollReport:
             self.snapshot.error_count,
             self.snapshot.stall,
             self.snapshot.keys,
-            stacks.essence(self.work, self.asked.rank),
+            bool(standstill(self.work)),
+            stacks.essence(self.work, self.asked.rank)
+            if self.asked.stacks or self.asked.rank is not None
+            else None,
         )
 
     @cached_property
     def work(self) -> Work:
-        """What the ranks do, as far as that is asked for; nothing is known of any rank otherwise."""
-        is_asked = self.asked.stacks or self.asked.rank is not None
-        return put_together(machines_of(self.snapshot) if is_asked else ())
+        """What the ranks do, unless keys or waits alone are asked for."""
+        return NO_WORK if self.asked.waits or self.asked.keys else work_of(self.snapshot)
 
     def lines(self, width: int | None = None) -> list[str]:
         if self.asked.waits:
@@ -134,7 +136,7 @@ class RollReport:
                 *rolls.one_rank(self.snapshot, self.roll, self.asked.rank),
                 *stacks.rank_lines(self.work, self.asked.rank),
             ]
-        return rolls.summary(self.snapshot, self.roll, width, head=self.head)
+        return rolls.summary(self.snapshot, self.roll, width, head=self.head, work=self.work)
 
     @property
     def below(self) -> list[str]:
@@ -149,7 +151,7 @@ class RollReport:
         """For JSON."""
         roll = self.roll
         judged = {
-            "headline": headline(roll),
+            "headline": rolls.first_line(roll, self.work),
             "joined": roll.joined,
             "missing": [each.rank for each in roll.missing],
             "unseen": [each.rank for each in roll.unseen],

@@ -17,6 +17,8 @@ from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Key, Mishap, Replication, Snapshot, Upstream
 from rallypoint.rollcall.words import headline, owed_text, waiting_text
+from rallypoint.stacks.grouping import NO_WORK, Work
+from rallypoint.stacks.words import standstill
 from rallypoint.text import (
     LONGEST_KEY,
     LONGEST_SENTENCE,
@@ -63,12 +65,21 @@ _T = TypeVar("_T")
 # One screen
 
 
-def summary(snapshot: Snapshot, roll: Roll, width: int | None = None, *, head: str = "") -> list[str]:
+def first_line(roll: Roll, work: Work) -> str:
+    """The headline, behind what holds up a job whose ranks are all here."""
+    why = standstill(work) if not (roll.trouble or roll.missing or roll.unseen) else ""
+    stalled = f"no progress for {duration(work.idle_seconds)}: {why}; " if why else ""
+    return stalled + headline(roll)
+
+
+def summary(
+    snapshot: Snapshot, roll: Roll, width: int | None = None, *, head: str = "", work: Work = NO_WORK
+) -> list[str]:
     """All that matters, for a screen of 24 lines; they end at the width, if there is one.
 
-    `head` is where the server of a relay is, if that is known.
+    `head` is where the server of a relay is, if that is known; `work` is what the ranks do.
     """
-    text = headline(roll)
+    text = first_line(roll, work)
     rows = [text] if width is None else textwrap.wrap(text, width, break_on_hyphens=False)
     if len(rows) > _HEADLINE_ROWS:
         rows = [*rows[: _HEADLINE_ROWS - 1], f"{rows[_HEADLINE_ROWS - 1]} ..."]

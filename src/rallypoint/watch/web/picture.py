@@ -90,6 +90,7 @@ def picture(snapshot: Snapshot, roll: Roll, told: Told) -> Json:
         "store": _store(snapshot),
         "replication": _replication(snapshot),
         "stall": snapshot.stall.strip()[:MOST_STALL],
+        "idle": {} if roll.missing or roll.unseen else work.idle(told, now),
         "missing": missing_text(roll),
         "unseen": unseen_text(roll),
         "counts": _counts(roll),

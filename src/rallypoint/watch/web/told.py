@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.stacks.grouping import Work, put_together, told_lately
+from rallypoint.stacks.grouping import NO_WORK, Work, awaited_keys, put_together, told_lately
 
 
 class RankTold(NamedTuple):
@@ -32,7 +32,7 @@ class Told:
     ranks: Mapping[int, RankTold] = field(default_factory=dict)
 
 
-NOTHING_TOLD: Final = Told(put_together([]))
+NOTHING_TOLD: Final = Told(NO_WORK)
 
 
 class Reader:
@@ -60,4 +60,5 @@ class Reader:
                 for each in machine.ranks:
                     ranks[each.rank] = RankTold(each, machine.host, client.told_seconds)
         self._unpacked = unpacked
-        return Told(put_together(each for each in unpacked.values() if each is not None), ranks)
+        machines = (each for each in unpacked.values() if each is not None)
+        return Told(put_together(machines, awaited_keys(snapshot)), ranks)

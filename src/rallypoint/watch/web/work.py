@@ -14,7 +14,14 @@ from rallypoint.stacks.activity import ProcessFacts
 from rallypoint.stacks.folding import fold, is_library
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group
-from rallypoint.stacks.words import STILL_SECONDS, chain_text, facts_text, group_lines, who_text
+from rallypoint.stacks.words import (
+    STILL_SECONDS,
+    chain_text,
+    facts_text,
+    group_lines,
+    standstill,
+    who_text,
+)
 from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.web.told import RankTold, Told
 
@@ -42,6 +49,13 @@ def work(told: Told, now: float) -> Json:
         "groups": groups,
         "remarks": [shown(each, LONGEST_SENTENCE) for each in told.work.remarks[:MOST_REMARKS]],
     }
+
+
+def idle(told: Told, now: float) -> Json:
+    """Since when the job has made no progress, and who holds it up; empty while it makes some."""
+    why = standstill(told.work)
+    seconds = min((each.seconds for each in told.ranks.values()), default=0.0)
+    return {"since": _moment(now, told.work.idle_seconds + seconds), "why": why} if why else {}
 
 
 def _group(group: Group, told: Told, now: float) -> Json:

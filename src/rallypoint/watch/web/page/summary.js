@@ -16,7 +16,7 @@ export class Summary {
   }
 
   update(picture) {
-    showHeadline(picture.get("counts"), picture.get("stall"));
+    showHeadline(picture.get("counts"), picture.get("stall") || picture.get("idle").has("since"));
     for (const name of ["missing", "unseen"]) {
       show(byId(name), Boolean(picture.get(name)));
       setText(byId(`${name}-text`), picture.get(name));
@@ -53,7 +53,7 @@ function showHeadline(counts, stall) {
   setText(byId("headline"), title);
   byId("summary").classList.toggle("complete", counts.get("complete"));
   byId("next-missing").disabled = !missing;
-  const news = [stall && "stands still", missing && `${number(missing)} missing`].filter(Boolean);
+  const news = [stall && "no progress", missing && `${number(missing)} missing`].filter(Boolean);
   document.title = [...news, title, "Rallypoint"].join(" · ");
 }
 

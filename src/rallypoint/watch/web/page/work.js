@@ -18,14 +18,16 @@ export class Work {
   }
 
   update(picture) {
-    this.showStall(picture.get("stall"));
+    this.showStall(picture.get("stall"), picture.get("idle"));
     this.showGroups(picture.get("work"));
     this.showSteps(picture.get("steps"));
   }
 
-  showStall(text) {
-    show(byId("stall"), Boolean(text));
-    setText(byId("stall-text"), text);
+  showStall(text, idle) {
+    const since = idle.get("since");
+    show(byId("stall"), Boolean(text) || since !== undefined);
+    showLasting(byId("stall-age"), since, "for");
+    setText(byId("stall-text"), text || idle.get("why") || "");
   }
 
   showGroups(work) {

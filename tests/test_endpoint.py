@@ -7,7 +7,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.endpoint import DEFAULT_PORT, STORE_PORT, Endpoint, parse_endpoint, parse_endpoints
+from rallypoint.launch.endpoint import (
+    DEFAULT_PORT,
+    STORE_PORT,
+    Endpoint,
+    parse_endpoint,
+    parse_endpoints,
+    parse_store,
+)
 
 pytestmark = pytest.mark.windows
 
@@ -95,6 +102,14 @@ def test_one_or_several(text: str, written: str) -> None:
 def test_several_of_which_one_is_none(text: str) -> None:
     with pytest.raises(UsageError):
         parse_endpoints(text)
+
+
+def test_the_store_that_a_command_asks_may_be_written_as_for_run() -> None:
+    assert str(parse_store("node-a", "the store")) == f"node-a:{DEFAULT_PORT}"
+    assert str(parse_store("a,b:1", "the store")) == "a:1,b:1"
+    for text in ("", "a:0", "a b", "a,b:0"):
+        with pytest.raises(UsageError, match=f"^the store is '{text}'"):
+            parse_store(text, "the store")
 
 
 @settings(max_examples=200)

@@ -153,7 +153,7 @@ def of_status() -> Iterator[str]:
     snapshot = replace(filled(Snapshot), rosters=((ENDLESS, roster.to_json()),), plan=ENDLESS)
     snapshot = replace(snapshot, clients=(*snapshot.clients, teller))
     assert machines_of(snapshot)
-    here = Asked(Endpoint("localhost", 1))
+    here = Asked([Endpoint("localhost", 1)])
     for roll in (judge(snapshot), roll_of(snapshot)):
         for asked in (
             here,
@@ -239,7 +239,7 @@ def test_no_text_of_an_events_file_is_raw(tmp_path: Path) -> None:
 
 def test_a_summary_fits_its_screen() -> None:
     snapshot = filled(Snapshot)
-    lines = RollReport(Asked(Endpoint("a", 1)), snapshot, roll_of(snapshot), ENDLESS).lines(80)
+    lines = RollReport(Asked([Endpoint("a", 1)]), snapshot, roll_of(snapshot), ENDLESS).lines(80)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
 

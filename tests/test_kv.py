@@ -178,7 +178,7 @@ def test_nobody_counts_it_as_a_worker(run: KV, store: TCPStore) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["get", "key", "--store", "localhost"], "RALLYPOINT_STORE) is 'localhost'"),
+        (["get", "key", "--store", "localhost:0"], "RALLYPOINT_STORE) is 'localhost:0'"),
         (["get", "key", "--store", "localhost:http"], "RALLYPOINT_STORE) is 'localhost:http'"),
         (["get", "key", "--store", ":29500"], "RALLYPOINT_STORE) is ':29500'"),
         (["get", "--store", "localhost:1"], "kv get"),

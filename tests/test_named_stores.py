@@ -375,12 +375,12 @@ def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
             # Of several jobs, none is meant.
             meet(store, "k")
             assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 4
-            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
+            assert look(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
 
 
 def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -> None:
     with running_here(_serving()) as port, ExitStack() as stack:
-        asked = Asked(Endpoint(_HERE, port), name="job/round/2")
+        asked = Asked([Endpoint(_HERE, port)], name="job/round/2")
         with pytest.raises(RallypointError, match=r"there is no store named job/round/2 at") as refused:
             report_on(asked)
         assert refused.value.hint == "the only store there has no name"
@@ -391,7 +391,7 @@ def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -
             report_on(asked)
         assert refused.value.hint == "there are: job/round/0, job/round/1"
         assert _look(port).stores == ("job/round/1", "job/round/0")
-        report_on(Asked(Endpoint(_HERE, port), name="job/round/1"))
+        report_on(Asked([Endpoint(_HERE, port)], name="job/round/1"))
 
 
 def _locked(make: Make) -> Make:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.rollcall.identity import NOBODY
 from rallypoint.rollcall.judgement import judge
+from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import Awaited, RankState, Roll, Standing
 from rallypoint.rollcall.snapshot import Gone
 from rallypoint.rollcall.words import headline, missing_text, owed_text, stall_text, unseen_text, wait_text
@@ -47,6 +48,10 @@ STRANGERS = judge(snapshot(clients=(*ranks([0, 1], world_size=4), client(9), cli
         (job(), "all 8 ranks joined"),
         (judge(snapshot(clients=ranks([0], world_size=1))), "1 of 1 ranks joined"),
         (EMPTY, "0 ranks joined; how many are expected is not known"),
+        (
+            replace(EMPTY, meetings=(JobRound("j", 0, 2, ("node-a",)),)),
+            "1 of 2 machines connected: node-a",
+        ),
         (
             judge(snapshot(clients=(client(1), *ranks([1])))),
             "1 rank joined, and 1 client whose rank is not known; how many are expected is not known",

@@ -228,7 +228,7 @@ def test_a_rank_known_by_its_key_alone() -> None:
 
 
 def report(told: Snapshot, **asked: Any) -> RollReport:
-    return RollReport(Asked(Endpoint("localhost", 1), **asked), told, judge(told))
+    return RollReport(Asked([Endpoint("localhost", 1)], **asked), told, judge(told))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_what_the_ranks_do_is_below_the_summary() -> None:
 
 def test_that_the_job_makes_no_progress_comes_first_with_the_odd_rank() -> None:
     launcher = replace(LAUNCHER, told=pack(replace(MACHINE, ranks=MACHINE.ranks[:3])))
-    whole = part("node-a", clients=(*ranks([0, 1, 2], world_size=3), launcher))
+    whole = snapshot(clients=(*ranks([0, 1, 2], world_size=3), launcher))
     told = report(whole)
     assert told.lines()[0] == (
         "no progress for 4 min 12 s: rank 2 on node-a is elsewhere: load\\x1b[2J (data.py:88) <- "
@@ -430,7 +430,7 @@ def test_of_torchs_own_store_little_is_told_in_few_lines() -> None:
 
 
 def test_a_foreign_report() -> None:
-    found = ForeignReport(Asked(Endpoint("localhost", 1)), FOREIGN)
+    found = ForeignReport(Asked([Endpoint("localhost", 1)]), FOREIGN)
     assert found.is_good
     assert max(map(len, found.lines(40))) == 40
     assert hash(found.essence)

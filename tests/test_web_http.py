@@ -548,7 +548,7 @@ def test_the_command_comes_up_without_a_store_and_ends_when_told() -> None:
 def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(process, "settle_in", lambda level: None)  # this process is not one for a page
     wrong = {
-        ("--store", "localhost"): "the store (--store, or RALLYPOINT_STORE) is 'localhost'",
+        ("--store", "localhost:0"): "the store (--store, or RALLYPOINT_STORE) is 'localhost:0'",
         ("--store", "localhost:1", "--token", "short"): "a token of 5 characters could be guessed",
     }
     for options, message in wrong.items():

@@ -68,7 +68,7 @@ def told_page(
     """The page, and the launcher that has told what its four ranks do."""
     with (
         TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher,
-        page_of(watch_store(server.host, server.port)) as url,
+        page_of(watch_store((server.host, server.port))) as url,
         looking(browser, url, size=size) as look,
     ):
         launcher.set(PLAN, Plan(0, (PlannedMachine("node-a", 0, 4),)).to_json())

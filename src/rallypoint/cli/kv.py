@@ -13,8 +13,9 @@ from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, Group, command
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.launch.endpoint import parse_place
+from rallypoint.launch.endpoint import parse_store
 from rallypoint.rollcall.identity import Role
+from rallypoint.stores.client.look import first_to_answer
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.text import LONGEST_KEY, printable_lines, shown
 
@@ -158,8 +159,10 @@ kv: Final = Group(
 def _open(store: str, timeout: float = 0.0) -> TCPStore:
     if not 0 <= timeout < math.inf:
         raise UsageError(f"--timeout is {timeout:g}", hint="write seconds: 0 (do not wait) or more")
-    host, port = parse_place(store, "the store (--store, or RALLYPOINT_STORE)")
-    client = TCPStore(host, port, timeout=_CONNECT_SECONDS, role=Role.TOOL)
+    places = parse_store(store, "the store (--store, or RALLYPOINT_STORE)")
+    client = first_to_answer(
+        places, lambda host, port: TCPStore(host, port, timeout=_CONNECT_SECONDS, role=Role.TOOL)
+    )
     if timeout > 0:
         client.set_timeout(timeout)
     return client

@@ -11,11 +11,11 @@ from typing import Final
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.launch.endpoint import Endpoint, parse_place
+from rallypoint.launch.endpoint import Endpoints, parse_store
 from rallypoint.rollcall.question import Question
 from rallypoint.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look_at_job
+from rallypoint.stores.client.look import first_to_answer, look_at_job
 from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.status.stacks import all_content, all_lines, essence
 from rallypoint.watch.status.summary import stall_lines
@@ -44,22 +44,22 @@ def stacks(store: str, ranks: str, all_threads: bool, watch: bool, as_json: bool
     """
     if watch and as_json:
         raise UsageError("--watch shows no JSON", hint="ask for --json again and again")
-    place, wanted = parse_place(store, "the store"), _ranks(ranks)
+    places, wanted = parse_store(store, "the store"), _ranks(ranks)
     with signals_as_interrupts():
         if not watch:
-            return _show(place, wanted, all_threads, as_json)
+            return _show(places, wanted, all_threads, as_json)
         try:
-            _watch(place, wanted, all_threads)
+            _watch(places, wanted, all_threads)
         except KeyboardInterrupt as stop:
             if stop.args:
                 raise
         return 0  # Ctrl-C is how it is meant to end
 
 
-def _show(place: Endpoint, wanted: Sequence[range], all_threads: bool, as_json: bool) -> int:
-    work, stall = _ask(place, wanted)
+def _show(places: Endpoints, wanted: Sequence[range], all_threads: bool, as_json: bool) -> int:
+    work, stall = _ask(places, wanted)
     if work.main is None:
-        raise RallypointError(f"{_NOTHING}: {place}", hint=_HINT)
+        raise RallypointError(f"{_NOTHING}: {places}", hint=_HINT)
     if as_json:
         print(json.dumps({"stall": stall, **all_content(work)}))
     else:
@@ -67,12 +67,12 @@ def _show(place: Endpoint, wanted: Sequence[range], all_threads: bool, as_json: 
     return 1 if stall else 0
 
 
-def _watch(place: Endpoint, wanted: Sequence[range], all_threads: bool) -> None:
+def _watch(places: Endpoints, wanted: Sequence[range], all_threads: bool) -> None:
     before: Hashable = None
     while True:
         news: Hashable
         try:
-            work, stall = _ask(place, wanted)
+            work, stall = _ask(places, wanted)
             news, lines = (essence(work, None), stall), _lines(work, stall, all_threads)
         except RallypointError as error:
             news, lines = error.message, [f"no answer: {shown(error.message, LONGEST_SENTENCE)}"]
@@ -82,8 +82,10 @@ def _watch(place: Endpoint, wanted: Sequence[range], all_threads: bool) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _ask(place: Endpoint, wanted: Sequence[range]) -> tuple[Work, str]:
-    snapshot = look_at_job(*place, Question(), Deadline(_ANSWER_SECONDS))
+def _ask(places: Endpoints, wanted: Sequence[range]) -> tuple[Work, str]:
+    snapshot = first_to_answer(
+        places, lambda host, port: look_at_job(host, port, Question(), Deadline(_ANSWER_SECONDS))
+    )
     machines = machines_of(snapshot)
     shown = only(machines, wanted) if wanted else machines
     return put_together(shown, awaited_keys(snapshot)), snapshot.stall

@@ -15,7 +15,7 @@ from rich.text import Text
 from rallypoint.cli.command import JSON, Argument, command, not_negative
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import NotOursError, RallypointError, UsageError
-from rallypoint.launch.endpoint import parse_place
+from rallypoint.launch.endpoint import parse_store
 from rallypoint.text import LONGEST_SENTENCE, duration, shown
 from rallypoint.watch.status.report import Asked, StatusReport, report_on
 
@@ -56,7 +56,7 @@ def status(
     reads. Exit 1 if ranks are missing, or the engine of a replicated store does not answer; with --rank, if
     that one is not known to be here.
     """
-    asked = Asked(parse_place(store, "the store"), waits, keys, search, rank, name, stacks)
+    asked = Asked(parse_store(store, "the store"), waits, keys, search, rank, name, stacks)
     _check(asked, watch, as_json)
     with signals_as_interrupts():
         if not watch:

@@ -7,7 +7,7 @@ import logging
 from rallypoint.cli.command import Argument, command
 from rallypoint.cli.foreground import ALLOW_USER, host_option, port_option, set_access
 from rallypoint.cli.signals import signals_as_interrupts
-from rallypoint.launch.endpoint import parse_place
+from rallypoint.launch.endpoint import parse_store
 from rallypoint.server.process.startup import settle_in
 from rallypoint.watch.web.hosting import open_place
 
@@ -41,7 +41,7 @@ def web(store: str, host: str, port: int, token: str, allow_user: list[str] | No
     Prints its address on standard output when it is ready. It also answers /metrics, for Prometheus, and
     /healthz. It only reads.
     """
-    place = parse_place(store, "the store (--store, or RALLYPOINT_STORE)")
+    places = parse_store(store, "the store (--store, or RALLYPOINT_STORE)")
     settle_in(logging.WARNING)
     set_access(allow_user, insecure=False)
     at = open_place(host, port, token)
@@ -49,6 +49,6 @@ def web(store: str, host: str, port: int, token: str, allow_user: list[str] | No
 
     from rallypoint.watch.web.serving import WebServer, access_to, serve, watch_store
 
-    server = WebServer(watch_store(*place), access_to(at.listeners, at.token), on_ready=lambda: print(line))
+    server = WebServer(watch_store(*places), access_to(at.listeners, at.token), on_ready=lambda: print(line))
     with signals_as_interrupts():
         serve(server, at.listeners)

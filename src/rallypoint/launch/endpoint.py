@@ -112,6 +112,17 @@ def parse_place(text: str, name: str) -> Endpoint:
     return endpoint
 
 
+def parse_store(text: str, name: str) -> Endpoints:
+    """The places of a store, as `parse_endpoints` reads them; `name` is what the text was given for."""
+    try:
+        endpoints = parse_endpoints(text)
+    except UsageError:
+        endpoints = Endpoints()
+    if not endpoints or not all(each.port for each in endpoints):
+        raise UsageError(f"{name} is {text!r}", hint="write HOST:PORT, for example localhost:29500")
+    return endpoints
+
+
 def parse_places(text: str, name: str) -> list[Endpoint]:
     """Places with commas between them. One that names no port has that of the next one that does."""
     places: list[Endpoint] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import Awaited, RankState, Roll, Standing
 from rallypoint.text import counted, duration, ranks_text, shown
 
@@ -22,7 +23,9 @@ _WAITS_SHOWN: Final = 7
 
 def headline(roll: Roll) -> str:
     """One line: how many have joined, who is missing, and what the longest wait is for."""
-    parts = [*([roll.trouble] if roll.trouble else []), _joined(roll)]
+    parts = [roll.trouble] if roll.trouble else []
+    machines = [] if roll.joined else [_machines_text(each) for each in roll.meetings[:1] if not each.closed]
+    parts += [*machines, *([] if machines and roll.expected < 0 and not roll.unknown else [_joined(roll)])]
     if missing := missing_text(roll):
         parts.append(f"missing: {missing}")
     if unseen := unseen_text(roll):
@@ -30,6 +33,14 @@ def headline(roll: Roll) -> str:
     if roll.awaited:
         parts.append(wait_text(roll.awaited[0]))
     return "; ".join(parts)
+
+
+def _machines_text(each: JobRound) -> str:
+    """How many machines of a job have connected, before its ranks do."""
+    of = f" of {each.expected:,}" if each.expected >= 0 else ""
+    hosts = _bounded([(shown(host), 1) for host in each.joined])
+    noun = "machine" if len(each.joined) == 1 and not of else "machines"
+    return f"{len(each.joined):,}{of} {noun} connected{f': {hosts}' if hosts else ''}"
 
 
 def missing_text(roll: Roll) -> str:

@@ -37,6 +37,7 @@ from rallypoint.server.process.binding import ANY_PORT, is_this_machine
 from rallypoint.server.process.hosting import HostedServer
 from rallypoint.stores.client.connecting import Attempts
 from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.look import MEETING
 from rallypoint.stores.tcp import TCPStore
 
 logger = logging.getLogger("rallypoint.meeting")
@@ -111,7 +112,7 @@ def open_replicated(
     except ConnectError as error:
         error.hint = _where_to_look(places)
         raise
-    relay = host_relay(places, store=f"{run_id}/meeting", backend=choose(), lifespan=LIFESPAN)
+    relay = host_relay(places, store=run_id + MEETING, backend=choose(), lifespan=LIFESPAN)
     store = TCPStore(*relay.address, timeout=min(seconds, _ANSWER_SECONDS), role=Role.AGENT)
     reachable = local_address or own_address(_elsewhere_first(places))
     return ReplicatedPlace(places, store, relay, RoundsHere(run_id, reachable, ports))

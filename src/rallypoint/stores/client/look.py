@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, TypeVar
 
-from rallypoint.errors import NotOursError, RallypointError
+from rallypoint.errors import ConnectError, NotOursError, RallypointError
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.plan import only_store
 from rallypoint.rollcall.question import Question
@@ -14,14 +17,18 @@ from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.workers import whole
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
+from rallypoint.stores.client.deadline import Deadline, in_thread
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.text import shown
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.sessions import ASK
 
+MEETING: Final = "/meeting"
+"""Ends the name of the store in which the machines of a job meet, if it is beside others."""
 _NAMES_TOLD: Final = 20
+
+_T = TypeVar("_T")
 
 
 def look(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
@@ -36,22 +43,52 @@ def look(host: str, port: int, question: Question, deadline: Deadline, store: st
         return look_through(connection, format_address(host, port), question, deadline)
 
 
-def look_at_job(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
-    """As `look`; but where machines of one job meet, at the store of its round, if that is there as well."""
-    found = look(host, port, question, deadline, store)
-    name = "" if store else round_store(found)
-    return replace(look(host, port, question, deadline, name), rosters=found.rosters) if name else found
+def first_to_answer(places: Sequence[tuple[str, int]], ask: Callable[[str, int], _T]) -> _T:
+    """What `ask` returns for the first place that can be reached: a store that moves is at one of them."""
+    if len(places) == 1:
+        return ask(*places[0])
+    answers: SimpleQueue[_T | BaseException] = SimpleQueue()
+    for place in places:
+        in_thread(partial(ask, *place), answers.put, answers.put)
+    errors = []
+    for _ in places:
+        answer = answers.get()
+        if not isinstance(answer, BaseException):
+            return answer
+        if not isinstance(answer, ConnectError):
+            raise answer
+        errors.append(answer)
+    raise ConnectError("\n".join(each.message for each in errors), hint=errors[0].hint)
 
 
-def round_store(found: Snapshot) -> str:
-    """The name of the store of a round, as the machines of the one job say that meet here, if it is there."""
-    name = only_store(found.rosters)
-    return name if found.stores is None or name in found.stores else ""
+def look_at_job(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
+    """As `look`; but where one job has its store beside others, at that one."""
+    found = look(host, port, question, deadline)
+    return look_at_round(found, host, port, question, deadline)
+
+
+def look_at_round(found: Snapshot, host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
+    """What was found; or instead, the store of the round of the only job whose machines meet there."""
+    names, rosters = store_names(found), found.rosters
+    meetings = [each for each in names or () if each.endswith(MEETING)]
+    if not rosters and len(meetings) == 1:
+        rosters = look(host, port, Question(), deadline, meetings[0]).rosters
+    name = only_store(rosters)
+    if not rosters and names and len(names) == 1 and not found.key_count:
+        [name] = names
+    if not name or (names is not None and name not in names):
+        return replace(found, rosters=rosters)
+    return replace(look(host, port, question, deadline, name), rosters=rosters)
+
+
+def store_names(found: Snapshot) -> tuple[str, ...] | None:
+    """The names of the other stores at its address; None: there can be none, or it does not tell."""
+    return found.replication.stores if found.replication is not None else found.stores
 
 
 def check_name(found: Snapshot, store: str, server: str) -> None:
     """RallypointError if a server has told that it has no store of this name: a look would make one."""
-    names = found.stores
+    names = store_names(found)
     if names is not None and store not in names:
         told = ", ".join(map(shown, sorted(names)[:_NAMES_TOLD]))
         rest = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import check_name, look, look_through, round_store
+from rallypoint.stores.client.look import check_name, first_to_answer, look, look_at_round, look_through
 from rallypoint.watch.status import stacks
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign
@@ -37,7 +37,7 @@ _ANSWER_SECONDS: Final = 20.0
 class Asked:
     """The store to ask, and what to show; at most one of `waits`, `keys`, `rank` and `stacks`."""
 
-    endpoint: Endpoint
+    places: Sequence[Endpoint]
     waits: bool = False
     keys: bool = False
     search: str = ""
@@ -50,23 +50,26 @@ class Asked:
 
 def report_on(asked: Asked) -> StatusReport:
     """Ask the store. Raises NotOursError if it cannot tell; ConnectError, StoreTimeoutError and the like."""
+    return first_to_answer(asked.places, lambda host, port: _report_from(Endpoint(host, port), asked))
+
+
+def _report_from(endpoint: Endpoint, asked: Asked) -> StatusReport:
     question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
         patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
-        with closing(connect(*asked.endpoint, patience, who, to_look=True)) as connection:
-            snapshot = look_through(connection, str(asked.endpoint), question, Deadline(_ANSWER_SECONDS))
+        with closing(connect(*endpoint, patience, who, to_look=True)) as connection:
+            snapshot = look_through(connection, str(endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
         if asked.name:
-            check_name(snapshot, asked.name, str(asked.endpoint))
-            snapshot = look(*asked.endpoint, question, Deadline(_ANSWER_SECONDS), asked.name)
-        elif name := round_store(snapshot):
-            found = look(*asked.endpoint, question, Deadline(_ANSWER_SECONDS), name)
-            snapshot = replace(found, rosters=snapshot.rosters)
+            check_name(snapshot, asked.name, str(endpoint))
+            snapshot = look(*endpoint, question, Deadline(_ANSWER_SECONDS), asked.name)
+        else:
+            snapshot = look_at_round(snapshot, *endpoint, question, Deadline(_ANSWER_SECONDS))
     except NotOursError:
         if asked.waits or asked.stacks or asked.rank is not None:
             raise
-        return ForeignReport(asked, foreign.examine(*asked.endpoint, _CONNECT_SECONDS))
+        return ForeignReport(asked, foreign.examine(*endpoint, _CONNECT_SECONDS))
     return RollReport(asked, snapshot, judge(snapshot), head)
 
 

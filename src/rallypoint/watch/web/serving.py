@@ -20,7 +20,7 @@ from rallypoint.server.process.line import Host
 from rallypoint.server.process.startup import settle_in
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look_at_job
+from rallypoint.stores.client.look import first_to_answer, look_at_job
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
 from rallypoint.watch.web.connections import PageProtocol
@@ -33,13 +33,16 @@ LOOK_SECONDS: Final = 5.0
 _GOODBYE_SECONDS: Final = 3
 
 
-def watch_store(host: str, port: int) -> StoreWatch:
-    """A watch over the store, or relay, at an address."""
+def watch_store(*places: tuple[str, int]) -> StoreWatch:
+    """A watch over the store, or relay, at one of these addresses."""
 
     def ask(question: Question) -> Snapshot:
-        return look_at_job(host, port, question, Deadline(LOOK_SECONDS))
+        def look(host: str, port: int) -> Snapshot:
+            return look_at_job(host, port, question, Deadline(LOOK_SECONDS))
 
-    return StoreWatch(ask, format_address(host, port))
+        return first_to_answer(places, look)
+
+    return StoreWatch(ask, ",".join(format_address(*place) for place in places))
 
 
 class WebServer(uvicorn.Server):
@@ -98,7 +101,7 @@ def main() -> None:
     order, listeners = given
     try:
         server = WebServer(
-            watch_store(*order["store"]),
+            watch_store(order["store"]),
             access_to(listeners, order["token"]),
             on_ready=lambda: host.answer({"backend": "uvicorn", "warning": ""}),
         )

@@ -378,6 +378,22 @@ def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
             assert look(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
 
 
+@pytest.mark.parametrize("names", [("j/meeting", "j/round/0-i"), ("run-1",)])
+def test_who_looks_sees_the_only_job_whose_stores_all_have_names(names: tuple[str, ...]) -> None:
+    roster = join(Roster(), Member("i", "node-a", 1), Size(1, 1)).publish("node-a:29400/j/round/0-i")
+    with running_here(_serving()) as port, ExitStack() as stack:
+        for name in names:
+            relay = host_relay([(_HERE, port)], store=name)
+            stack.callback(relay.release)
+            store = stack.enter_context(TCPStore(*relay.address, timeout=SECONDS))
+            meeting = PrefixStore("rallypoint/meeting/j", store)
+            if name.endswith("/meeting"):
+                meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', roster.to_json()])
+        store.set("of the round", "")
+        report = report_on(Asked([Endpoint(_HERE, port)], keys=True))
+        assert report.lines()[-1].endswith("of the round"), report.lines()
+
+
 def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -> None:
     with running_here(_serving()) as port, ExitStack() as stack:
         asked = Asked([Endpoint(_HERE, port)], name="job/round/2")

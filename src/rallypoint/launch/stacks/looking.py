@@ -25,14 +25,13 @@ from rallypoint.launch.stacks.system import (
     HAS_PROC,
     STOPPED,
     Process,
-    bytes_by_socket,
-    bytes_moved,
     children_of,
     killed_for_memory,
     load_per_core,
     look_at,
     opens,
 )
+from rallypoint.launch.stacks.transfers import bytes_by_socket, bytes_moved
 from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump, Frame, Stack

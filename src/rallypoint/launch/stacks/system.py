@@ -8,12 +8,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-import socket
-import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -186,65 +183,6 @@ def load_per_core() -> float:
         return -1.0
 
 
-def bytes_moved(pid: int, by_socket: Mapping[int, int]) -> int:
-    """Bytes that a process has read from files, and moved over the TCP connections it has, so far."""
-    moved = 0
-    for each in _entries(_PROC / str(pid) / "fd"):
-        with suppress(OSError):
-            if found := _SOCKET.fullmatch(os.readlink(each)):
-                moved += by_socket.get(int(found[1]), 0)
-    read = _read(_PROC / str(pid) / "io").partition("\n")[0].rpartition(" ")[2]
-    return moved + int(read or 0)
-
-
-def bytes_by_socket() -> dict[int, int]:
-    """By inode: the bytes that each TCP connection of this machine has moved so far."""
-    found: dict[int, int] = {}
-    if sys.platform == "linux":
-        with suppress(OSError, struct.error):
-            for family in (socket.AF_INET, socket.AF_INET6):
-                _ask_kernel(family, found)
-    return found
-
-
-_DIAG: Final = 4  # NETLINK_SOCK_DIAG; its structures are those of linux/inet_diag.h and linux/tcp.h
-_BY_FAMILY: Final = 20
-_DUMP: Final = 0x301
-_WITH_INFO: Final = 2
-_ESTABLISHED: Final = 1 << 1
-_DONE: Final = (2, 3)  # an error, or the end
-_INODE_AT: Final = 16 + 68
-_ATTRIBUTES_AT: Final = 16 + 72
-_BYTES_AT: Final = 120
-
-
-def _ask_kernel(family: int, found: dict[int, int]) -> None:
-    assert sys.platform == "linux"
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
-        kernel.settimeout(1.0)
-        asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, _WITH_INFO, _ESTABLISHED)
-        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _DUMP, 0, 0) + asked)
-        while True:
-            data = kernel.recv(1 << 16)
-            while data:
-                size, kind = struct.unpack_from("=IH", data)
-                if kind in _DONE:
-                    return
-                [inode] = struct.unpack_from("=I", data, _INODE_AT)
-                found[inode] = _moved(data[_ATTRIBUTES_AT:size])
-                data = data[(size + 3) & ~3 :]
-
-
-def _moved(attributes: bytes) -> int:
-    """The bytes that were acknowledged and received, of the attributes of a connection."""
-    while len(attributes) >= 4:
-        size, kind = struct.unpack_from("=HH", attributes)
-        if kind == _WITH_INFO and size >= 4 + _BYTES_AT + 16:
-            return sum(struct.unpack_from("=QQ", attributes, 4 + _BYTES_AT))
-        attributes = attributes[max((size + 3) & ~3, 4) :]
-    return 0
-
-
 def killed_for_memory(pids: set[int]) -> set[int]:
     """Which of these processes the kernel has killed as memory ran out, if its log can be read."""
     if not HAS_PROC:
@@ -326,6 +264,8 @@ def _socket_text(folder: Path, inode: str) -> str:
 
 
 def _host(text: str) -> str:
+    import socket
+
     data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 

@@ -69,7 +69,8 @@ def look_at_job(host: str, port: int, question: Question, deadline: Deadline) ->
 
 def look_at_round(found: Snapshot, host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
     """What was found; or instead, the store of the round of the only job whose machines meet there."""
-    names, rosters = store_names(found), found.rosters
+    names = found.replication.stores if found.replication is not None else found.stores
+    rosters = found.rosters
     meetings = [each for each in names or () if each.endswith(MEETING)]
     if not rosters and len(meetings) == 1:
         rosters = look(host, port, Question(), deadline, meetings[0]).rosters
@@ -81,14 +82,9 @@ def look_at_round(found: Snapshot, host: str, port: int, question: Question, dea
     return replace(look(host, port, question, deadline, name), rosters=rosters)
 
 
-def store_names(found: Snapshot) -> tuple[str, ...] | None:
-    """The names of the other stores at its address; None: there can be none, or it does not tell."""
-    return found.replication.stores if found.replication is not None else found.stores
-
-
 def check_name(found: Snapshot, store: str, server: str) -> None:
     """RallypointError if a server has told that it has no store of this name: a look would make one."""
-    names = store_names(found)
+    names = found.stores
     if names is not None and store not in names:
         told = ", ".join(map(shown, sorted(names)[:_NAMES_TOLD]))
         rest = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""

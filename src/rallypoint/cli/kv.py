@@ -15,7 +15,7 @@ from rallypoint.cli.command import JSON, Argument, Group, command
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_store
 from rallypoint.rollcall.identity import Role
-from rallypoint.stores.client.look import first_to_answer
+from rallypoint.stores.client.connecting import first_to_answer
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.text import LONGEST_KEY, printable_lines, shown
 

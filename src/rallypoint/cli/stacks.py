@@ -14,8 +14,9 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
 from rallypoint.rollcall.question import Question
 from rallypoint.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
+from rallypoint.stores.client.connecting import first_to_answer
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import first_to_answer, look_at_job
+from rallypoint.stores.client.look import look_at_job
 from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.status.stacks import all_content, all_lines, essence
 from rallypoint.watch.status.summary import stall_lines

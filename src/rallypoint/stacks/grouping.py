@@ -95,13 +95,8 @@ class Work:
         ranks = ((rank, each.doing.waits) for each in self.living for rank in each.members)
         return min((_idle_seconds(rank, waits, is_awaited) for rank, waits in ranks), default=inf)
 
-    def is_stalled(self, seconds: float, urgent: float = inf) -> bool:
-        """Whether no rank has made progress for so long while one waits for others, or of several ranks.
-
-        A rank that has waited for the `urgent` time is enough, whatever the others do.
-        """
-        if self.waiting_seconds >= urgent:
-            return True
+    def is_stalled(self, seconds: float) -> bool:
+        """Whether no rank has made progress for so long while one waits for others, or of several ranks."""
         is_several = self.waiting_seconds >= 0 or sum(len(each.members) for each in self.living) > 1
         return is_several and self.idle_seconds >= seconds
 

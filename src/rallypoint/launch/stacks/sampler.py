@@ -213,7 +213,9 @@ class Sampler:
             self._tell((self._said or _text(own, reason)) if is_stalled else "", says=has_first)
             return
         channel.tell(pack(machine))
-        if has_first and own.idle_seconds >= stall:  # one launcher asks: to look at a large job takes long
+        living = (each for each in machine.ranks if not each.ended)
+        # One launcher asks, and only if its own ranks may be stuck: to look at a large job takes long.
+        if has_first and all(max(each.idle_seconds, each.still_seconds) >= stall for each in living):
             is_stalled = is_stalled or _work(channel, own).is_stalled(stall)
         if is_stalled and not self._has_announced and not channel.announced():
             self._has_announced = channel.announce(_text(_work(channel, own), reason))

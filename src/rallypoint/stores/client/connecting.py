@@ -11,6 +11,8 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from rallypoint.errors import (
     ConnectError,
@@ -24,11 +26,13 @@ from rallypoint.server.guard.other_users import ServerGuard, check_listener, goe
 from rallypoint.server.guard.secret import Secret, Token, job_secret, looking_glass
 from rallypoint.server.machine.reasons import reason_of
 from rallypoint.stores.client.connection import Connection, Stream
-from rallypoint.stores.client.deadline import Deadline, within
+from rallypoint.stores.client.deadline import Deadline, in_thread, within
 from rallypoint.stores.client.hello import who_am_i
 
 Proof = Secret | Token | None
 """What a client proves to have, if anything."""
+
+_T = TypeVar("_T")
 
 _Handshake = Callable[[Connection, Deadline], None]
 
@@ -101,6 +105,26 @@ def connect(
             raise attempts.failure(deadline)
         time.sleep(nap)
         pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def first_to_answer(places: Sequence[tuple[str, int]], ask: Callable[[str, int], _T]) -> _T:
+    """What `ask` returns for the first place that can be reached: a store that moves is at one of them."""
+    if len(places) == 1:
+        return ask(*places[0])
+    from queue import SimpleQueue  # late: most stores are at one place
+
+    answers: SimpleQueue[_T | BaseException] = SimpleQueue()
+    for place in places:
+        in_thread(partial(ask, *place), answers.put, answers.put)
+    errors = []
+    for _ in places:
+        answer = answers.get()
+        if not isinstance(answer, BaseException):
+            return answer
+        if not isinstance(answer, ConnectError):
+            raise answer
+        errors.append(answer)
+    raise ConnectError("\n".join(each.message for each in errors), hint=errors[0].hint)
 
 
 class Attempts:

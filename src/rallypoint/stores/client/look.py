@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from queue import SimpleQueue
-from typing import Final, TypeVar
+from typing import Final
 
-from rallypoint.errors import ConnectError, NotOursError, RallypointError
+from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.plan import only_store
 from rallypoint.rollcall.question import Question
@@ -17,7 +14,7 @@ from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.rollcall.workers import whole
 from rallypoint.stores.client.connecting import connect, format_address
 from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline, in_thread
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.text import shown
 from rallypoint.wire.encoding import counted_request, request
@@ -27,8 +24,6 @@ from rallypoint.wire.sessions import ASK
 MEETING: Final = "/meeting"
 """Ends the name of the store in which the machines of a job meet, if it is beside others."""
 _NAMES_TOLD: Final = 20
-
-_T = TypeVar("_T")
 
 
 def look(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
@@ -41,24 +36,6 @@ def look(host: str, port: int, question: Question, deadline: Deadline, store: st
     who = who_am_i(Role.TOOL)
     with closing(connect(host, port, deadline, who, to_look=True, store=store)) as connection:
         return look_through(connection, format_address(host, port), question, deadline)
-
-
-def first_to_answer(places: Sequence[tuple[str, int]], ask: Callable[[str, int], _T]) -> _T:
-    """What `ask` returns for the first place that can be reached: a store that moves is at one of them."""
-    if len(places) == 1:
-        return ask(*places[0])
-    answers: SimpleQueue[_T | BaseException] = SimpleQueue()
-    for place in places:
-        in_thread(partial(ask, *place), answers.put, answers.put)
-    errors = []
-    for _ in places:
-        answer = answers.get()
-        if not isinstance(answer, BaseException):
-            return answer
-        if not isinstance(answer, ConnectError):
-            raise answer
-        errors.append(answer)
-    raise ConnectError("\n".join(each.message for each in errors), hint=errors[0].hint)
 
 
 def look_at_job(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:

@@ -19,11 +19,11 @@ from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.stacks.grouping import NO_WORK, Work, work_of
 from rallypoint.stacks.words import standstill
 from rallypoint.stores.absence import read_head
-from rallypoint.stores.client.connecting import connect, format_address
+from rallypoint.stores.client.connecting import connect, first_to_answer, format_address
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import check_name, first_to_answer, look, look_at_round, look_through
+from rallypoint.stores.client.look import check_name, look, look_at_round, look_through
 from rallypoint.watch.status import stacks
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign

@@ -18,9 +18,9 @@ from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.server.process.line import Host
 from rallypoint.server.process.startup import settle_in
-from rallypoint.stores.client.connecting import format_address
+from rallypoint.stores.client.connecting import first_to_answer, format_address
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import first_to_answer, look_at_job
+from rallypoint.stores.client.look import look_at_job
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
 from rallypoint.watch.web.connections import PageProtocol

@@ -10,7 +10,6 @@ a while. All others are served at once, as ever, and never wait for longer than 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -56,13 +55,6 @@ class Backlog(Generic[ClientT]):
         if link in self._parked or link in self._queued:
             return None
         return link.on_readable if link not in self._since else partial(self._enqueue, link, has_rest=False)
-
-    def expect_much(self, link: Link[ClientT], much: bool = True) -> None:
-        """A new client will ask for much: TLS takes a millisecond to begin. Or it has done so."""
-        if much:
-            self._since[link] = math.inf
-        else:
-            self._since.pop(link, None)
 
     def postpone(self, link: Link[ClientT]) -> None:
         """A client has requests left."""

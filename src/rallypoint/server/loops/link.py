@@ -82,8 +82,8 @@ class LinkOwner(Protocol[ClientT]):
     def note_error(self, client: ClientT, reason: str) -> None:
         """A client is about to be closed because of what it did or did not do."""
 
-    def has_proved(self, link: Link[ClientT]) -> None:
-        """A client behind a door has proved that it may come in."""
+    def read_on(self, link: Link[ClientT]) -> None:
+        """Read from a client again whose handshake had to wait."""
 
     def admit(self, link: Link[ClientT], data: bytes) -> None:
         """A client behind a door is of this machine, speaks plainly, and has sent this."""

@@ -378,14 +378,12 @@ class Pump(Generic[ClientT]):
         else:
             is_here = isinstance(user, int) or _is_from_here(sock, address)
             link = self.door.link(self, sock, client, is_here=is_here)
-            if not is_here:
-                self._backlog.expect_much(link)
         self._links[client] = link
         self._watch(link)
 
-    def has_proved(self, link: Link[ClientT]) -> None:
-        """A client behind a door has proved that it may come in: it is served as all others from now on."""
-        self._backlog.expect_much(link, False)
+    def read_on(self, link: Link[ClientT]) -> None:
+        """Read from a client again whose handshake had to wait."""
+        self._watch(link)
 
     def admit(self, link: Link[ClientT], data: bytes) -> None:
         """A client of this machine speaks plainly, and has sent this."""

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from command_line import invoke
-from processes import end, has_ipv6, pause
+from processes import end, has_ipv6, pause, serving
 from rallypoint.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.errors import AccessError, ConnectError, UsageError
 from rallypoint.launch.endpoint import Endpoint
@@ -183,6 +183,27 @@ def test_nothing_that_another_user_asks_is_carried_out(tmp_path: Path) -> None:
         lines = log.read_text().splitlines()
     refused = [line for line in lines if line.startswith("rallypoint: refused ")]
     assert len(refused) == 4 * len(hosts) + 1, lines  # one that came and went without a word is no attack
+    left = [line for line in refused if "it has left already" in line]
+    assert len(left) >= len(hosts), lines  # those that were reset; new kernels know whose the closed were
+    assert not any("hint:" in line for line in left)
+
+
+def test_a_client_that_left_while_the_server_stood_still(tmp_path: Path) -> None:
+    """Whether or not the system still tells whose it was, no user is to turn the check off because of it."""
+    log = tmp_path / "server.log"
+    with log.open("w+") as file, serving("auto", file) as server:
+        pause(server.process)
+        for linger in (0, 1):
+            with RawClient(server.port) as client:
+                client.send(request(Op.SET, b"key", b"value"))
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger, 0))
+        server.process.send_signal(signal.SIGCONT)
+        with RawClient(server.port) as client:
+            assert client.answers()
+        said = server.read_log()
+    assert "it has left already, and what it asked was not carried out" in said  # it had reset the connection
+    assert "hides" not in said
+    assert "--insecure" not in said
 
 
 def has_key(client: RawClient, key: str) -> bool:
@@ -479,8 +500,9 @@ def test_a_client_that_is_gone_is_refused_only_if_it_has_asked_for_something(
             [owner] = guard.owners([(sock, address)])
             assert owner is NoUser.GONE
             if refused:
-                with pytest.raises(AccessError):
+                with pytest.raises(AccessError, match="hides" if stays else "has left already") as error:
                     guard.check(sock, owner)
+                assert bool(error.value.hint) == stays
             else:
                 guard.check(sock, owner)
                 with suppress(ConnectionError):

@@ -143,3 +143,9 @@ def test_whatever_comes_nobody_is_let_in(pieces: list[bytes]) -> None:
         except AccessError:
             pass
         assert not end.is_done
+
+
+def test_a_proof_that_comes_with_the_greeting_is_refused_at_once() -> None:
+    """It cannot be right, as it was made before the server's nonce was known."""
+    with pytest.raises(AccessError, match="does not prove"):
+        _server().receive(_client().begin() + b"\x01" + b"p" * 32)

@@ -25,6 +25,7 @@ NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = hashlib.sha256().digest_size
 _GOOD: Final = b"\x01"
 _WRONG: Final = b"\x00"
+_NO_PROOF: Final = "it does not prove that it has this job's secret"
 
 
 class Right(Enum):
@@ -69,7 +70,7 @@ class ClientPreface:
             facts = self._right.value + self._nonce + nonce + self._certificate
             if not hmac.compare_digest(proof, _prove(self._key, b"server", facts)):
                 error = AccessError(
-                    "it does not prove that it has this job's secret",
+                    _NO_PROOF,
                     hint="give both ends the same secret, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; if "
                     "they have the same, somebody is in between",
                 )
@@ -122,6 +123,8 @@ class ServerPreface:
             except ValueError:
                 raise AccessError(f"it asks for a right that there is not: {hello[-1]}") from None
             self._facts = self._asked.value + nonce + self._nonce + self._certificate
+            if self._kept:  # no proof can be right that was sent before our nonce was known
+                raise AccessError(_NO_PROOF)
             return self._nonce + _prove(self._keys[self._asked], b"server", self._facts), b""
         if not _GOOD.startswith(self._kept[:1]):
             raise AccessError(
@@ -131,7 +134,7 @@ class ServerPreface:
             return b"", b""
         _, proof, rest = _cut(self._kept, len(_GOOD), len(_GOOD) + _PROOF_BYTES)
         if not hmac.compare_digest(proof, _prove(self._keys[self._asked], b"client", self._facts)):
-            raise AccessError("it does not prove that it has this job's secret")
+            raise AccessError(_NO_PROOF)
         self.right = self._asked
         return _GOOD, rest
 

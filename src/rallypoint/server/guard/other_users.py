@@ -26,6 +26,8 @@ from rallypoint.wire.whole import Nature, Scanner
 _GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
 _GREETING_BYTES: Final = 2_048
 """More than a greeting has."""
+_CLOSE: Final = 7
+_CLOSE_WAIT: Final = 8
 
 
 def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
@@ -85,8 +87,10 @@ class ClientGuard:
         if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_left_without_asking(sock)):
             return
         if isinstance(owner, NoUser):
+            if _has_left(sock):
+                raise AccessError("it has left already, and what it asked was not carried out")
             raise AccessError(
-                "it has closed its end already, or hides it: the system does not tell which user it is",
+                "the system does not tell which user it is: it hides its end of the connection",
                 hint=f"to carry out what it asks nevertheless: --insecure, or {INSECURE_VARIABLE}=1",
             )
         raise AccessError(
@@ -172,6 +176,13 @@ def _has_left_without_asking(sock: socket.SocketType) -> bool:
     except OSError:  # it has reset the connection
         pass
     return _GREETINGS.look(said).nature is not Nature.OTHER
+
+
+def _has_left(sock: socket.SocketType) -> bool:
+    """Whether a client has closed its end, or has reset the connection; Linux tells."""
+    if sys.platform != "linux":
+        return False
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in (_CLOSE, _CLOSE_WAIT)
 
 
 def _describe(user: int) -> str:

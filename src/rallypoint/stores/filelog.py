@@ -11,6 +11,7 @@ The file only grows: it is removed with its last member, not compacted.
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import uuid
 from collections.abc import Iterator
@@ -21,9 +22,11 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
+from rallypoint.access import USERS_VARIABLE
 from rallypoint.codec import to_text
 from rallypoint.engine import Engine
-from rallypoint.errors import ProtocolError, RallypointError, StaleFileError, StoreTimeoutError
+from rallypoint.errors import AccessError, ProtocolError, RallypointError, StaleFileError, StoreTimeoutError
+from rallypoint.server.guard.other_users import access_of_environment
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.filelock import open_locked, remove_locked
 from rallypoint.stores.local import CHANGES
@@ -110,6 +113,7 @@ class FileLog:
             raise StoreTimeoutError(f"another thread kept the file {self.path} locked")
         try:
             with open_locked(self.path, deadline, create=create) as self._descriptor:
+                self._check_owner()
                 self._catch_up(create)
                 yield self._replica.engine
         except (ProtocolError, StoreTimeoutError):
@@ -186,6 +190,20 @@ class FileLog:
         self.length += self._replay(data)
         if self.length < length:
             os.ftruncate(self._descriptor, self.length)
+
+    def _check_owner(self) -> None:
+        """AccessError if another user may have put the file here, for this job to obey what is in it.
+
+        The rule is that of Linux's setting fs.protected_regular, which not every machine has.
+        """
+        folder = os.stat(os.path.dirname(self.path))
+        user = os.fstat(self._descriptor).st_uid
+        if folder.st_mode & stat.S_IWOTH and user != folder.st_uid and access_of_environment().refuses(user):
+            raise AccessError(
+                f"the file {self.path} belongs to another user, uid {user}, in a folder that every user can "
+                "write to: whoever owns the file controls the job",
+                hint=f"use a folder of your own; or trust that user with {USERS_VARIABLE}={user}",
+            )
 
     def _check_header(self, create: bool) -> None:
         header = _read(self._descriptor, 0, _HEADER_BYTES)

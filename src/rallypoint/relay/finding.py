@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from rallypoint.errors import AccessError, ConnectError, RallypointError
+from rallypoint.errors import ConnectError
 from rallypoint.relay.outgoing import Address
 from rallypoint.rollcall.identity import Role
-from rallypoint.stores.client.connecting import Attempts, connect, format_address, resolve
-from rallypoint.stores.client.deadline import Deadline, in_thread
+from rallypoint.stores.client.connecting import Attempts, connect, first_to_answer, format_address, resolve
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.wire.opcodes import READY
 from rallypoint.wire.sessions import ASK, ASK_FOR_NAMES
@@ -65,13 +63,18 @@ def find_upstream(
     """
     deadline = Deadline(seconds)
     attempts = attempts or [Attempts(*place) for place in places]
-    if len(places) == 1:
-        number, (knows_sessions, knows_names) = 0, _ask(attempts[0], deadline)
-    else:
-        number, (knows_sessions, knows_names) = _ask_all(attempts, deadline)
-        deadline = Deadline(seconds)
+    numbered = {(each.host, each.port): (number, each) for number, each in enumerate(attempts)}
+
+    def ask(host: str, port: int) -> tuple[int, bool, bool]:
+        number, place = numbered[host, port]
+        return number, *_ask(place, deadline)
+
+    try:
+        number, knows_sessions, knows_names = first_to_answer(places, ask)
+    finally:
+        deadline.seconds = 0.0  # the other places need not be tried any longer
     found = [Place(*place, []) for place in places]
-    found[number].addresses.extend(resolve(*places[number], deadline))
+    found[number].addresses.extend(resolve(*places[number], Deadline(seconds)))
     if not knows_sessions and (store or len(places) > 1):
         raise ConnectError(
             f"{found[number].name} knows no sessions, which several upstreams and named stores need",
@@ -98,30 +101,3 @@ def _ask(place: Attempts, deadline: Deadline) -> tuple[bool, bool]:
         connection.send(ASK + ASK_FOR_NAMES, deadline)
         sessions, names = (connection.read(1, deadline) == READY for _ in range(2))
         return sessions, names
-
-
-def _ask_all(attempts: Sequence[Attempts], deadline: Deadline) -> tuple[int, tuple[bool, bool]]:
-    """The number of the place that answers first, and what it knows."""
-    outcomes: SimpleQueue[tuple[int, tuple[bool, bool]] | BaseException] = SimpleQueue()
-
-    def ask(number: int) -> tuple[int, tuple[bool, bool]]:
-        return number, _ask(attempts[number], deadline)
-
-    for number in range(len(attempts)):
-        in_thread(partial(ask, number), outcomes.put, outcomes.put)
-    errors: list[RallypointError] = []
-    while len(errors) < len(attempts):
-        try:
-            outcome = outcomes.get(timeout=deadline.remaining + 1.0)
-        except Empty:
-            break
-        if isinstance(outcome, tuple):
-            deadline.seconds = 0.0  # the others need not go on
-            return outcome
-        if isinstance(outcome, AccessError) or not isinstance(outcome, RallypointError):
-            deadline.seconds = 0.0
-            raise outcome
-        errors.append(outcome)
-    told = [error.message for error in errors] or [f"no answer within {deadline.seconds:g} s"]
-    hint = next((error.hint for error in errors if error.hint), "")
-    raise ConnectError("\n".join(["the store answers at none of its addresses:", *told]), hint=hint)

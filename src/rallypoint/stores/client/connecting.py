@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from rallypoint.errors import (
+    AccessError,
     ConnectError,
     ConnectionLostError,
     ProtocolError,
@@ -108,7 +109,10 @@ def connect(
 
 
 def first_to_answer(places: Sequence[tuple[str, int]], ask: Callable[[str, int], _T]) -> _T:
-    """What `ask` returns for the first place that can be reached: a store that moves is at one of them."""
+    """What `ask` returns for the first place that answers: a store that moves is at one of them.
+
+    A place that refuses this process ends the search at once, with its AccessError.
+    """
     if len(places) == 1:
         return ask(*places[0])
     from queue import SimpleQueue  # late: most stores are at one place
@@ -121,10 +125,12 @@ def first_to_answer(places: Sequence[tuple[str, int]], ask: Callable[[str, int],
         answer = answers.get()
         if not isinstance(answer, BaseException):
             return answer
-        if not isinstance(answer, ConnectError):
+        if isinstance(answer, AccessError) or not isinstance(answer, RallypointError):
             raise answer
         errors.append(answer)
-    raise ConnectError("\n".join(each.message for each in errors), hint=errors[0].hint)
+    failed = [each.message for each in errors]
+    hint = next((each.hint for each in errors if each.hint), "")
+    raise ConnectError("\n".join(["the store answers at none of its addresses:", *failed]), hint=hint)
 
 
 class Attempts:

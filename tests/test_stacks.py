@@ -64,21 +64,24 @@ class TestReading:
         assert dump.stack[0].file == __file__
         assert any(frame.function == "wait_here" for stack in dump.others for frame in stack)
 
-    def test_the_main_thread_is_the_current_one_or_the_last(self) -> None:
+    def test_the_main_thread_is_the_last_and_a_helper_that_writes_is_left_out(self) -> None:
         frame = '  File "a.py", line 1 in f\n'
-        current = (
-            f"Thread 0x1 (most recent call first):\n{frame}\nCurrent thread 0x2 (most recent call first):\n"
-        )
-        dump = read_dump(
-            current + '  File "b.py", line 2 in g\n\nThread 0x3 (most recent call first):\n' + frame
-        )
+        helper = f"Current thread 0x2 (most recent call first):\n{frame}\n"
+        other = f"Thread 0x1 [other] (most recent call first):\n{frame}\n"
+        main = 'Thread 0x00a3 (most recent call first):\n  File "b.py", line 2 in g\n'
+        dump = read_dump(other + helper + main)
         assert dump is not None
         assert dump.stack == (Frame("b.py", 2, "g"),)
-        dump = read_dump(
-            f"Thread 0x1 (most recent call first):\n{frame}\nThread 0x2 [main] (most recent call first):\n"
-        )
+        assert dump.others == ((Frame("a.py", 1, "f"),),)
+        assert dump.idents == (1, 0xA3)
+        dump = read_dump(other + main.replace("Thread", "Current thread"))
         assert dump is not None
-        assert (dump.main, dump.stack) == (1, ())
+        assert dump.stack == (Frame("b.py", 2, "g"),)
+
+    def test_of_more_threads_than_are_written_the_main_one_is_not_known(self) -> None:
+        head = "Thread 0x1 (most recent call first):\n"
+        assert read_dump(f'{head}  File "a.py", line 1 in f\n  ...\n') is not None
+        assert read_dump(f"{head * 100}...\n") is None
 
     @pytest.mark.parametrize(
         ("written", "meant"),

@@ -297,9 +297,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "on|off|SIGNAL,...",
         _stacks,
         "on",
-        "Whether ranks are asked what they are doing, and by which signals: for the interpreter, for a rank "
-        "that is in a call of C code, and for one that waits for a lock. "
-        "On: SIGRTMAX-3,SIGRTMAX-4,SIGRTMAX-5; on macOS SIGINFO; on Windows an event.",
+        "Whether ranks are asked what they are doing, and by which signals to their helper threads: for the "
+        "interpreter, and for a rank in which C code holds the interpreter lock. "
+        "On: SIGRTMAX-3,SIGRTMAX-4; on macOS SIGINFO; on Windows an event.",
         STACKS_VARIABLE,
     ),
     Option(

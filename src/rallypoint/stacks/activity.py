@@ -47,6 +47,10 @@ class ProcessFacts:
         """Whether it uses much CPU time, or would if others left it any."""
         return self.cores >= MUCH or self.state == "runs"
 
+    @property
+    def is_stopped(self) -> bool:
+        return self.state.startswith("is stopped")
+
 
 NO_FACTS: Final = ProcessFacts()
 
@@ -84,7 +88,7 @@ class RankActivity:
     still_seconds: _Seconds = 0.0
     """For how long it has not moved: the same stack, and hardly any work."""
     silent_seconds: _Seconds = -1.0
-    """For how long it has not answered; -1: it answers. Its stack is the one before."""
+    """For how long it has not answered; -1: it answers."""
     ended: _Text = ""
     """How it has ended, if it has."""
     step: _Number = -1
@@ -99,6 +103,10 @@ class RankActivity:
     """Its processes, if it waits for one of them."""
     recorded: Annotated[tuple[Recorded, ...], at_most(64)] = ()
     """Its last collectives, where torch records them and the job stands still."""
+    stack_seconds: _Seconds = -1.0
+    """The age of its stack, if that is from an earlier look; -1: it is from the last one."""
+    lock_holder: Stack = ()
+    """The thread that holds the interpreter lock (GIL) while the main thread waits for it."""
     native: Stack = ()
     """The calls of C code below its stack that it stands still in, where py-spy tells them."""
     idle_seconds: _Seconds = -1.0

@@ -8,12 +8,16 @@ from typing import Annotated, Final
 
 from rallypoint.codec import Within, at_most
 
-_HEAD: Final = re.compile(r"(?P<current>Current thread|Thread|Stack)\b.*\(most recent call first\):\s*$")
+_HEAD: Final = re.compile(
+    r"(?P<kind>Current thread|Thread|Stack)(?: (?P<ident>0x[0-9a-f]+))?.*\(most recent call first\):\s*$"
+)
 _FRAME: Final = re.compile(
     r'  File (?:"(?P<file>.*)"|\?\?\?), line (?P<line>\d{1,9}|\?\?\?) in (?P<name>.*)$'
 )
 # It writes what is no ASCII, and control characters, as escapes; a backslash in a name stays as it is.
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_AND_MORE: Final = "..."
+"""Instead of further threads; further frames of a thread are indented."""
 _OUTERMOST: Final = "<module>"
 _MOST_CHARACTERS: Final = 500
 MOST_FRAMES: Final = 100
@@ -39,35 +43,38 @@ class Dump:
     """What one process has written at once."""
 
     threads: tuple[tuple[Frame, ...], ...]
-    main: int
-    """Which of them the main thread is."""
-    is_within_c: bool = False
-    """Whether the main thread was in a call of C code, and has written its own stack alone."""
+    """The main thread's is the last one. The thread that has written all of them is left out."""
+    idents: tuple[int, ...]
+    """What Python identifies each thread by; 0: not known."""
+    lock_holder: Stack = ()
+    """The thread that holds the interpreter lock (GIL) while the main thread waits for it."""
 
     @property
     def stack(self) -> tuple[Frame, ...]:
-        return self.threads[self.main]
+        return self.threads[-1]
 
     @property
     def others(self) -> tuple[tuple[Frame, ...], ...]:
-        return tuple(each for at, each in enumerate(self.threads) if at != self.main)
+        return self.threads[:-1]
 
 
 def read_dump(text: str) -> Dump | None:
     """The stacks of one process; None if there is none in the text.
 
-    A signal is handled by the main thread, if that does not block it: so the current thread is the main one.
-    Otherwise that is the last one, as the youngest thread is written first.
+    The youngest thread is written first, so the main thread is the last one; it is missing if there are more
+    threads than are written. The current thread wrote the dump: a helper, unless it is the main thread.
     """
     threads: list[list[Frame]] = []
-    current = -1
-    is_within_c = False
+    idents: list[int] = []
+    writer = -1
     for line in text.split("\n"):
         if head := _HEAD.match(line):
-            if head["current"] != "Thread":
-                current = len(threads)
-                is_within_c = head["current"] == "Stack"
+            if head["kind"] == "Current thread":
+                writer = len(threads)
             threads.append([])
+            idents.append(int(head["ident"] or "0", 16))
+        elif line == _AND_MORE:
+            return None
         elif threads and len(threads[-1]) < MOST_FRAMES and (found := _FRAME.match(line)):
             number = found["line"]
             where = Frame(
@@ -76,10 +83,9 @@ def read_dump(text: str) -> Dump | None:
                 _unescaped(found["name"]),
             )
             threads[-1].append(where)
-    if not threads:
-        return None
-    main = current if current >= 0 else len(threads) - 1
-    return Dump(tuple(tuple(each) for each in threads), main, is_within_c)
+    if 0 <= writer < len(threads) - 1:
+        del threads[writer], idents[writer]
+    return Dump(tuple(map(tuple, threads)), tuple(idents)) if threads else None
 
 
 def is_complete(text: str) -> bool:

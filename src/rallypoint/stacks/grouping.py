@@ -193,7 +193,7 @@ def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str]
                 folded[id(each.stack)] = doing
             if awaited and each.rank in awaited and not doing.waits and _is_at_socket(each):
                 doing = Doing(store_wait, True, doing.own)
-            silent = each.silent_seconds >= SILENT_SECONDS and not each.ended
+            silent = (each.silent_seconds >= SILENT_SECONDS or each.facts.is_stopped) and not each.ended
             key = (doing.place, each.ended, silent)
             group = groups.get(key)
             if group is None:

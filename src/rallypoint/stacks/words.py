@@ -104,13 +104,13 @@ def group_lines(group: Group) -> Iterator[str]:
     doing = group.doing
     chain = chain_text(doing) if doing.own or doing.call else "it has not told its stack yet"
     if group.ended:
-        yield f"last seen in {chain}{_step(group)}"
+        yield f"{last_seen(example)} in {chain}{_step(group)}"
         return
     # Of one that waits for others, the call is known: in which of the system's it does so says nothing.
     facts = facts_text(replace(example.facts, call="") if doing.waits else example.facts)
     if group.is_silent:
-        silent = f"has not answered for {duration(example.silent_seconds)}"
-        yield f"{f'{facts}, ' if facts else ''}{silent}; last seen in {chain}{_step(group)}"
+        silent = f"has not answered for {duration(max(example.silent_seconds, 0.0))}"
+        yield f"{f'{facts}, ' if facts else ''}{silent}; {last_seen(example)} in {chain}{_step(group)}"
         return
     yield f"{chain}{_step(group)}{_lasting(group)}{f': {facts}' if facts else ''}"
     yield from _family_lines(example)
@@ -121,6 +121,11 @@ def chain_text(doing: Doing) -> str:
     own = [each for each in doing.own if each.function != "<module>"] or list(doing.own)
     names = [_frame(each) for each in own[:_CHAIN]]
     return " <- ".join([shown(doing.call), *names] if doing.call else names)
+
+
+def last_seen(each: RankActivity) -> str:
+    """`last seen 12 s ago`: how old the stack of a rank is that has not answered since."""
+    return f"last seen {duration(each.stack_seconds)} ago" if each.stack_seconds >= 0 else "last seen"
 
 
 def stack_lines(stack: Sequence[Frame]) -> list[str]:
@@ -155,7 +160,7 @@ def _how_many(work: Work) -> str:
 
 def _verb(group: Group) -> str:
     if group.ended or group.is_silent:
-        return f"{_is_elsewhere(group)}, last seen in"
+        return f"{_is_elsewhere(group)}, {last_seen(group.example)} in"
     one = len(group.members) == 1
     if group.doing.waits:
         return "waits in" if one else "wait in"
@@ -181,8 +186,8 @@ def _step(group: Group) -> str:
 
 
 def _lasting(group: Group) -> str:
-    seconds = group.still_seconds
-    return f", for {duration(seconds)}" if seconds >= STILL_SECONDS and not group.ended else ""
+    seconds, is_past = group.still_seconds, bool(group.ended) or group.is_silent
+    return f", for {duration(seconds)}" if seconds >= STILL_SECONDS and not is_past else ""
 
 
 def who_text(group: Group) -> str:
@@ -220,7 +225,10 @@ def _family_lines(each: RankActivity) -> Iterator[str]:
     if each.native:
         inner = " <- ".join(shown(frame.function) for frame in each.native[:_CHAIN])
         yield f"there in {inner} ({shown(file_name(each.native[0]))})"
-    own = (fold(stack) for stack in each.threads)
+    if each.lock_holder:
+        holder = chain_text(fold(each.lock_holder))
+        yield f"it waits for the interpreter lock (GIL), which another thread holds: {holder}"
+    own = (fold(stack) for stack in each.threads if stack != each.lock_holder)
     # Of a thread without any frame of the user's, `fold` gives its innermost one.
     threads = [doing for doing in own if not all(map(is_library, doing.own))]
     for doing in dict.fromkeys(threads[:_MOST_THREADS]):

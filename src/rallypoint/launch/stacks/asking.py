@@ -1,17 +1,17 @@
-"""Asking processes for their stacks: a signal, and what they write into their files then.
+"""Asking processes for their stacks: a signal to their helper threads, and what they write into their files.
 
-First the interpreter is asked, which answers between two of its steps, with all threads. If it does not, the
-main thread is in a call of C code, and has not left it since: then `faulthandler` writes its stack. Not
-before: it may crash a thread that is about to enter a function. A main thread that waits for a lock of
-Python's is woken by a third signal, and the interpreter answers the first one then. The others wake nobody:
-system calls go on, as code of others may not expect that they are interrupted.
+No signal is ever sent to another thread, as it would interrupt its system call: even with SA_RESTART, many
+calls fail or return early then (signal(7)). First the helper thread is asked, which waits for the first
+signal, and writes the stacks of all threads once it has the interpreter lock (GIL). If it does not get it,
+another thread keeps the GIL in C code. Then the second signal has `faulthandler` write the stacks, still in
+the helper thread. Only then: a thread that runs Python changes its frames while they are read.
 
-A signal that a process has no handler for would end it. So the launcher looks first whether the process is
-the one that made the file, still has it open, and handles the signal. Of a process that is stopped, nothing
-is asked: the signals would wait, and it would answer them all later.
+A signal without a handler would end the process. So before each one, /proc must say that the helper thread
+waits for the first signal, or handles the second. A process that is stopped is not asked: the signals would
+wait, and it would answer them all later. Neither is one without a helper thread, such as a fork of C code.
 
 Windows has no such signals. There, a thread of the rank waits for an event that has the name of its file, and
-answers as soon as the interpreter lets it: not while a call of C code holds the interpreter lock.
+answers as soon as the interpreter lets it: not while a call of C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -23,20 +23,38 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from rallypoint.launch.reports import ENDING
-from rallypoint.launch.stacks.system import HAS_PROC, STOPPED, Process, began_at, look_at, opens
+from rallypoint.launch.stacks.system import (
+    HAS_PROC,
+    STOPPED,
+    Process,
+    Task,
+    began_at,
+    helper_of,
+    look_at,
+    mask_of,
+    opens,
+    signal_thread,
+    task_of,
+    tasks_of,
+)
 from rallypoint.stacks.frames import Dump, is_complete, read_dump
 
-_NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})-(?P<file>\d{1,9})\.txt")
+_NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})\.txt")
 _LOOK_SECONDS: Final = 0.005
 _SETTLED_SECONDS: Final = 0.1
 """A file that has not grown for so long has the whole answer."""
 INTERPRETER_SECONDS: Final = 0.15
-"""How long the interpreter has to answer; it looks for signals thousands of times a second."""
-_HAS_RUN_SECONDS: Final = 0.02
+"""How long the helper thread has to answer; threads that run Python give the GIL away after 5 ms."""
+_RUN_SECONDS: Final = 0.005
+_CHECK_SECONDS: Final = 0.5
+_SAME_LOCK_BYTES: Final = 256
+"""Threads that wait for the GIL wait at addresses inside one structure."""
+_MOST_STACK_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 1 << 20
 _MODIFY_EVENT: Final = 2
 
@@ -48,8 +66,6 @@ class Source:
     rank: int
     pid: int
     """Of the process that has made it; those that it forks write into the same file."""
-    file: int
-    """The number of the open file in that process."""
     path: Path
 
 
@@ -61,13 +77,16 @@ class Asked:
     pid: int
     process: Process
 
+    @cached_property
+    def helper(self) -> int:
+        """The number of its helper thread; 0: it has none."""
+        return helper_of(self.pid)
+
 
 def sources_in(folder: Path) -> list[Source]:
     """The processes of a job on this machine that answer, by rank."""
     paths = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("stack-*.txt"))
-    found = [
-        Source(int(name["rank"]), int(name["pid"]), int(name["file"]), path) for path, name in paths if name
-    ]
+    found = [Source(int(name["rank"]), int(name["pid"]), path) for path, name in paths if name]
     return sorted(found, key=lambda each: (each.rank, each.pid))
 
 
@@ -94,19 +113,13 @@ def ask(
             turn.setdefault(each.source.path, each)
         waiting = [each for each in waiting if turn[each.source.path] is not each]
         silent = _ask_turn(list(turn.values()), signals[0], seconds, dumps)
-        if len(signals) > 1:
-            _ask_turn([each for each in silent if _is_within_c(each, signals[0])], signals[1], seconds, dumps)
+        for second in signals[1:]:
+            held = _with_lock_held(silent)
+            _ask_turn([each for each, _ in held], second, seconds, dumps)
+            for each, tasks in held:
+                if each.pid in dumps:
+                    dumps[each.pid] = _with_holder(dumps[each.pid], each, tasks)
     return dumps
-
-
-def ask_threads(each: Asked, signals: Sequence[int], seconds: float = INTERPRETER_SECONDS) -> Dump | None:
-    """All threads of a process that has not answered the first signal, if it waits for a lock of Python's."""
-    now = look_at(each.pid)
-    if len(signals) < 3 or not now.waits_for_lock:
-        return None
-    dumps: dict[int, Dump] = {}
-    _ask_turn([replace(each, process=now)], signals[2], seconds, dumps)
-    return dumps.get(each.pid)
 
 
 def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[int, Dump]) -> list[Asked]:
@@ -125,17 +138,51 @@ def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[i
     return silent
 
 
-def _is_within_c(each: Asked, number: int) -> bool:
-    """Whether a main thread that has not answered is in C code all the time, and was not just held up.
+def _with_lock_held(silent: Sequence[Asked]) -> list[tuple[Asked, list[Task]]]:
+    """The processes in which a thread keeps the GIL in C code; with their threads.
 
-    It has got the signal, and since then it was asleep, or woken, or has run: in all that time it would have
-    answered if it had come to a step of the interpreter.
+    Their helper threads wait for the GIL. Since then, every other thread was asleep at least once, or has
+    run: if it held the GIL and ran Python, it would have given it away.
     """
-    now = look_at(each.pid)
-    if not now.is_here or now.began != each.process.began or now.pending & (1 << (number - 1)):
-        return False
-    has_run = now.cpu - each.process.cpu >= _HAS_RUN_SECONDS
-    return now.state == "S" or now.wakes > each.process.wakes or has_run
+    found = []
+    waiting = [(each, {task.tid: task for task in tasks_of(each.pid)}, set[int]()) for each in silent]
+    deadline = time.monotonic() + _CHECK_SECONDS
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        for item in list(waiting):
+            each, before, in_c = item
+            tasks = tasks_of(each.pid)
+            in_c |= {
+                task.tid
+                for task in tasks
+                if task.state == "S"
+                or (task.tid in before and task.seconds - before[task.tid].seconds > _RUN_SECONDS)
+            }
+            waits = any(task.tid == each.helper and task.call == "futex" for task in tasks)
+            if waits and in_c >= {task.tid for task in tasks}:
+                found.append((each, tasks))
+                waiting.remove(item)
+    return found
+
+
+def _with_holder(dump: Dump, each: Asked, tasks: Sequence[Task]) -> Dump:
+    """A dump with the thread that holds the GIL, if the main thread waits for it, and only one can be it.
+
+    Threads that wait for the GIL wait at the same address as the helper thread. A thread's number in a dump
+    is the address of its end of the stack, on glibc.
+    """
+    lock = next((task.argument for task in tasks if task.tid == each.helper), 0)
+    waiting = [
+        task for task in tasks if task.call == "futex" and abs(task.argument - lock) < _SAME_LOCK_BYTES
+    ]
+    if not any(task.tid == each.pid for task in waiting):
+        return dump
+    left = [
+        stack
+        for stack, ident in zip(dump.others, dump.idents, strict=False)
+        if not any(0 < ident - task.stack < _MOST_STACK_BYTES for task in waiting)
+    ]
+    return replace(dump, lock_holder=left[0]) if len(left) == 1 else dump
 
 
 def rank_among(
@@ -161,14 +208,19 @@ def rank_among(
 def _send(each: Asked, number: int) -> bool:
     """Send the signal, if the process can take it."""
     process, pid, source = each.process, each.pid, each.source
-    if HAS_PROC and not (
-        process.is_here
-        and process.state not in STOPPED
-        and process.handles(number)
-        and began_at(pid) == process.began
-        and opens(pid, source.file, source.path)
-    ):
-        return False
+    if HAS_PROC:
+        if not process.is_here or process.state in STOPPED or began_at(pid) != process.began:
+            return False
+        _clear(source.path)
+        mask, bit = mask_of(pid, each.helper), 1 << (number - 1)
+        if mask.caught & bit:
+            is_safe = not mask.pending & bit and opens(pid, source.path)
+        else:
+            helper = task_of(pid, each.helper)
+            is_safe = helper is not None and helper.call == "rt_sigtimedwait"
+            if not is_safe:  # it may not have answered an earlier look yet
+                return bool(mask.blocked & bit)
+        return is_safe and signal_thread(pid, each.helper, number)
     _clear(source.path)
     if sys.platform == "win32":
         return _set_event(f"{source.path.parent.name}-{source.path.name}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch import reports
-from rallypoint.launch.stacks.asking import Asked, Source, ask, ask_threads, rank_among, sources_in
+from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.py_spy import look_into, look_into_c
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.system import (
@@ -29,6 +29,7 @@ from rallypoint.launch.stacks.system import (
     killed_for_memory,
     load_per_core,
     look_at,
+    may_be_paused,
     opens,
 )
 from rallypoint.launch.stacks.transfers import bytes_by_socket, bytes_moved
@@ -57,13 +58,15 @@ class _Known:
     process: Process = GONE
     looked: float = 0.0
     stack: tuple[Frame, ...] = ()
+    seen: float = 0.0
+    """When that was its stack."""
     threads: tuple[tuple[Frame, ...], ...] = ()
+    lock_holder: tuple[Frame, ...] = ()
     answered: float = 0.0
     ended: str = ""
     left_behind: set[int] = field(default_factory=set)
     """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
     children: tuple[Child, ...] = ()
-    is_within_c: bool = False
     native: tuple[Frame, ...] | None = None
     """The calls of C code that it stands still in; None: not looked for."""
     is_seen: bool = False
@@ -174,16 +177,19 @@ class Looker:
         if dump is not None:
             known.answered, known.is_seen = now, False
             if not _is_failing(dump.stack):
-                known.stack, known.threads, known.is_within_c = dump.stack, dump.others, dump.is_within_c
-        computes = known.facts.computes
-        known.movement.note(now, known.stack, known.process.wakes, known.step, computes=computes)
+                known.stack, known.seen = dump.stack, now
+                known.threads, known.lock_holder = dump.others, dump.lock_holder
+        # A thread that waits for the GIL is woken all the time.
+        wakes = -1 if known.lock_holder else known.process.wakes
+        stack = (*known.lock_holder, *known.stack)
+        known.movement.note(now, stack, wakes, known.step, computes=known.facts.computes)
         known.children = ()
 
     def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
         """Its stack is that of its exception; what it does now is to end."""
         known.answered = now
         if fold(known.stack).place != fold(stack).place:
-            known.stack = stack
+            known.stack, known.seen = stack, now
             known.movement.note(now, stack, -1, known.step)
 
     def _look_around(self, known: _Known, now: float, is_brief: bool) -> None:
@@ -191,15 +197,14 @@ class Looker:
         after = self.pace.family_after
         if now - known.answered > after and not known.is_seen and not is_brief:
             known.is_seen = True
-            known.stack = look_into(known.source.pid) or known.stack
+            if stack := look_into(known.source.pid):
+                known.stack, known.seen = stack, now
         if known.movement.still_seconds(now) < after or fold(known.stack).waits:
             known.native = None
         elif known.process.state not in STOPPED:
-            if known.is_within_c:
-                self._ask_threads(known)
             if not is_brief:
                 known.children = self._children(known.source)
-            if known.is_within_c and known.native is None and not is_brief:
+            if known.native is None and not is_brief and may_be_paused(known.source.pid):
                 known.native = look_into_c(known.source.pid)
 
     def _find_transfers(self, asked: Sequence[Asked], now: float) -> None:
@@ -216,18 +221,19 @@ class Looker:
             if before is not None and known.moved[1] - before[1] >= _TRANSFER * (now - before[0]):
                 known.movement.advance(now)
 
-    def _ask_threads(self, known: _Known) -> None:
-        """What the other threads do of a rank that waits for one of them."""
-        dump = ask_threads(Asked(known.source, known.source.pid, known.process), self._signals)
-        if dump is not None:
-            known.threads = dump.others
-
     def _children(self, source: Source) -> tuple[Child, ...]:
-        """The processes of a rank that answer: those that it has forked, and Pythons that it has started."""
+        """The Python processes of a rank: those that it has forked, and those that answer by themselves.
+
+        Of a forked one that does not answer, only its state in the system is known.
+        """
         own = {each.pid: each for each in sources_in(self._folder) if each.rank == source.rank}
         looked = [(pid, look_at(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
         dumps = ask([Asked(own.get(pid, source), pid, process) for pid, process in looked], self._signals)
-        return tuple(Child(pid, dumps[pid].stack, process.facts) for pid, process in looked if pid in dumps)
+        return tuple(
+            Child(pid, dumps[pid].stack if pid in dumps else (), process.facts)
+            for pid, process in looked
+            if pid in dumps or opens(pid, source.path)
+        )
 
 
 def _is_failing(stack: Stack) -> bool:
@@ -242,7 +248,7 @@ def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int])
 
 def _is_open(source: Source) -> bool:
     """Whether its process is there; else its file is removed, as the number may be used again."""
-    if not HAS_PROC or opens(source.pid, source.file, source.path):
+    if not HAS_PROC or look_at(source.pid).is_here:
         return True
     with suppress(OSError):
         source.path.unlink()
@@ -264,6 +270,8 @@ def _activity(rank: int, known: _Known, now: float) -> RankActivity:
         known.facts,
         known.threads,
         known.children,
+        stack_seconds=now - known.seen if known.seen < known.looked and known.stack else -1.0,
+        lock_holder=known.lock_holder,
         native=known.native or (),
         idle_seconds=known.movement.idle_seconds(now),
     )

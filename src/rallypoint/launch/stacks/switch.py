@@ -18,8 +18,8 @@ STALL_SECONDS: Final = 180.0
 """For how long ranks may wait for others without a move, before it is said what each of them does."""
 OFF: Final = "off"
 # Programs take such signals from the lower end, if at all; the last one is used by debuggers.
-_BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4,SIGRTMAX-5"
-_HINT: Final = f"write on, off, or the names or numbers of one to three signals: {_BY_DEFAULT}"
+_BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4"
+_HINT: Final = f"write on, off, or the names or numbers of one or two signals: {_BY_DEFAULT}"
 _ON_MACOS: Final = "SIGINFO"
 _ON_WINDOWS: Final = (0,)
 """No signal, but an event: see `asking`."""
@@ -28,9 +28,9 @@ _RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBU
 
 
 def signals_of(text: str, source: str) -> tuple[int, ...]:
-    """The signals for the interpreter, for a rank in C code, and for one that waits for a lock; empty: off.
+    """The signals for the interpreter, and for a rank whose interpreter lock is held in C code; empty: off.
 
-    There may be only one or two. UsageError, naming the source, for what is none.
+    The second one may be missing. UsageError, naming the source, for what is none.
     """
     word = text.strip()
     if word.lower() == OFF:
@@ -45,8 +45,8 @@ def signals_of(text: str, source: str) -> tuple[int, ...]:
         numbers = tuple(_number(each) for each in word.split(","))
     except ValueError:
         raise UsageError(f"{source} is {text!r}, which is no signal", hint=_HINT) from None
-    if len(numbers) > 3 or len(set(numbers)) < len(numbers):
-        raise UsageError(f"{source} is {text!r}: one to three different signals are needed", hint=_HINT)
+    if len(numbers) > 2 or len(set(numbers)) < len(numbers):
+        raise UsageError(f"{source} is {text!r}: one or two different signals are needed", hint=_HINT)
     return numbers
 
 

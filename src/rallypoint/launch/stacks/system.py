@@ -36,13 +36,21 @@ _CALLS: Final = """
 read 0 63, write 1 64, pread64 17 67, readv 19 65, recvfrom 45 207, recvmsg 47 212, accept 43 202,
 accept4 288 242, connect 42 203, flock 73 32, fcntl 72 25, fsync 74 82, ioctl 16 29,
 poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_wait 232 -, epoll_pwait 281 22,
-futex 202 98, nanosleep 35 101, clock_nanosleep 230 115, wait4 61 260, waitid 247 95, openat 257 56
+futex 202 98, nanosleep 35 101, clock_nanosleep 230 115, wait4 61 260, waitid 247 95, openat 257 56,
+rt_sigtimedwait 128 137
 """
 """The system calls in which processes wait, with their numbers on x86_64 and aarch64."""
 _COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
 _WITH_FILE: Final = frozenset(
     each.split()[0] for each in _CALLS.partition("poll")[0].split(",") if each.strip()
 )
+_ENDED_BY_PAUSE: Final = frozenset(
+    ("recvfrom", "recvmsg", "accept", "accept4", "connect", "epoll_wait", "epoll_pwait")
+)
+"""Calls that may fail with EINTR when a process goes on after a pause, which handles no signal: signal(7)."""
+_TGKILL: Final = {"x86_64": 234, "aarch64": 131}
+_HELPER: Final = "rallypoint\n"
+"""The name of the thread that answers, as `rallypoint_hooks` has it."""
 _LOCK: Final = "waits for a lock, or for another thread"
 _IN_WORDS: Final = {
     "futex": _LOCK,
@@ -78,9 +86,6 @@ class Process(NamedTuple):
     """How often its main thread has been put to sleep and woken, so far; -1: not known."""
     began: int = 0
     """When it was started, in the system's ticks: a number that is used again is another process."""
-    catches: int = 0
-    """The signals that it handles, a bit for each; `pending`: those that are blocked, or wait."""
-    pending: int = 0
     cpu: float = 0.0
     """Seconds of CPU time so far."""
     parent: int = 0
@@ -88,16 +93,6 @@ class Process(NamedTuple):
     @property
     def is_here(self) -> bool:
         return self.state not in ("", "Z", "X")
-
-    @property
-    def waits_for_lock(self) -> bool:
-        """Whether its main thread does: no code may rely on that not being interrupted."""
-        return self.facts.call == _LOCK
-
-    def handles(self, number: int) -> bool:
-        """Whether a signal may be sent to it: it has a handler, and no such signal is waiting."""
-        bit = 1 << (number - 1)
-        return bool(self.catches & bit) and not self.pending & bit
 
 
 GONE: Final = Process("", ProcessFacts())
@@ -127,7 +122,7 @@ def _look_in_proc(pid: int) -> Process:
     stat = _read(folder / "stat").rpartition(")")[2].split()
     if len(stat) < 20:
         return GONE
-    told = dict(line.split(":", 1) for line in _read(folder / "status").splitlines() if ":" in line)
+    told = _table(folder / "status")
     state = stat[0]
     facts = ProcessFacts(
         _state_text(folder, state, told),
@@ -140,8 +135,6 @@ def _look_in_proc(pid: int) -> Process:
         facts,
         _whole(told, "voluntary_ctxt_switches", -1),
         int(stat[19]),
-        _whole(told, "SigCgt", 0, 16),
-        _whole(told, "SigPnd", 0, 16) | _whole(told, "ShdPnd", 0, 16) | _whole(told, "SigBlk", 0, 16),
         (int(stat[11]) + int(stat[12])) / _TICKS,
         int(stat[1]),
     )
@@ -165,12 +158,88 @@ def began_at(pid: int) -> int:
     return int(stat[19]) if len(stat) >= 20 else 0
 
 
-def opens(pid: int, file: int, path: Path) -> bool:
-    """Whether a process has this file under that number."""
+def opens(pid: int, path: Path) -> bool:
+    """Whether a process has this file open."""
     try:
-        return os.path.samestat(os.stat(_PROC / str(pid) / "fd" / str(file)), path.stat())
+        wanted = path.stat()
     except OSError:
         return False
+    for each in _entries(_PROC / str(pid) / "fd"):
+        try:
+            if os.path.samestat(os.stat(each), wanted):
+                return True
+        except OSError:  # closed meanwhile, or a socket's
+            continue
+    return False
+
+
+class Task(NamedTuple):
+    """One thread of a process at one moment."""
+
+    tid: int
+    state: str
+    seconds: float
+    """Of CPU time so far."""
+    call: str
+    """The name of its system call; nothing: it runs, or the call has no name here."""
+    argument: int
+    """The first one of that call."""
+    stack: int
+    """Its stack pointer; 0: it runs."""
+
+
+def tasks_of(pid: int) -> list[Task]:
+    """The threads of a process."""
+    tasks = (task_of(pid, int(each.name)) for each in _entries(_PROC / str(pid) / "task"))
+    return [each for each in tasks if each is not None]
+
+
+def task_of(pid: int, tid: int) -> Task | None:
+    """One thread; None: it has ended."""
+    folder = _task(pid, tid)
+    stat, ran = _read(folder / "stat").rpartition(")")[2].split(), _read(folder / "schedstat").split()
+    if not stat or not ran:
+        return None
+    call = _read(folder / "syscall").split()
+    number, argument, pointer = (call[0], call[1], call[-2]) if len(call) > 3 else ("", "0", "0")
+    name = _NAMES.get(int(number), "") if number.isdigit() else ""
+    return Task(tid, stat[0], int(ran[0]) / 1e9, name, int(argument, 16), int(pointer, 16))
+
+
+def helper_of(pid: int) -> int:
+    """The number of the helper thread that answers for a process; 0: it has none."""
+    tids = sorted(int(each.name) for each in _entries(_PROC / str(pid) / "task"))
+    return next((tid for tid in tids if _read(_task(pid, tid) / "comm") == _HELPER), 0)
+
+
+class Mask(NamedTuple):
+    """What becomes of the signals that are sent to one thread: a bit for each."""
+
+    blocked: int = 0
+    caught: int = 0
+    pending: int = 0
+
+
+def mask_of(pid: int, tid: int) -> Mask:
+    told = _table(_task(pid, tid) / "status")
+    return Mask(*(_whole(told, name, 0, 16) for name in ("SigBlk", "SigCgt", "SigPnd")))
+
+
+def signal_thread(pid: int, tid: int, number: int) -> bool:
+    """Send a signal to one thread: no other one handles it, and no other one's system call is interrupted."""
+    tgkill = _TGKILL.get(platform.machine())
+    if tgkill is None:
+        return False
+    import ctypes
+
+    return bool(ctypes.CDLL(None).syscall(tgkill, pid, tid, number) == 0)
+
+
+def may_be_paused(pid: int) -> bool:
+    """Whether every thread of a process runs, or is in a known system call that goes on after a pause."""
+    helper = helper_of(pid)
+    tasks = [each for each in tasks_of(pid) if each.tid != helper and each.stack]
+    return all(each.call and each.call not in _ENDED_BY_PAUSE for each in tasks)
 
 
 def load_per_core() -> float:
@@ -268,6 +337,14 @@ def _host(text: str) -> str:
 
     data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+
+def _task(pid: int, tid: int) -> Path:
+    return _PROC / str(pid) / "task" / str(tid)
+
+
+def _table(path: Path) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in _read(path).splitlines() if ":" in line)
 
 
 def _kibibytes(told: dict[str, str], name: str) -> int:

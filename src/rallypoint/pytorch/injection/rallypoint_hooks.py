@@ -80,102 +80,145 @@ def on_failure(report: Callable[[type[BaseException], BaseException, TracebackTy
 
 
 _HIGH_FILE = 100
-_answers: tuple[int, int, str] | None = None
-"""Of the process that has begun to answer, which those that it forks go on with: its number, its file."""
+_MOST_THREADS = 100
+"""As many as `faulthandler` writes, the youngest first."""
+_HELPER = "rallypoint"
+"""The helper thread's name, by which the launcher finds it; `launch.stacks.system` has it, too."""
+
+
+class _Answers:
+    """The file that this process writes its stacks into, and what its helper thread needs for that."""
+
+    def __init__(self, file: int, path: str, signals: list[int]) -> None:
+        import _thread
+
+        self.file = file
+        self.path = path
+        self.signals = signals
+        self.owner = os.getpid()
+        self.main = _thread.get_ident()
+
+
+_answers: _Answers | None = None
 
 
 def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
-    """Write stacks into a file of `folder` whenever one of the signals comes.
+    """Write the stacks of all threads into a file of `folder` whenever the launcher asks.
 
-    The first is handled by the interpreter, between two of its steps, and all threads are written. The second
-    is for a main thread that is in a call of C code, and does not come to that: `faulthandler` writes its
-    stack then, from C. That is safe only there: C code that is about to enter a function has half a frame.
-    The third interrupts a main thread that waits for a lock: then it comes to the first. The others let
-    system calls go on, as C code may not expect that one is interrupted.
+    A helper thread does it, and signals are sent to that thread alone, so no call of any other thread is ever
+    interrupted. It sleeps in `sigwait` for the first signal, which needs no file, and then writes the stacks
+    while it has the interpreter lock (GIL). While a thread keeps the GIL in C code, the second signal has
+    `faulthandler` write them in the helper thread, without the GIL: the launcher checks that this is safe.
 
-    A signal that comes while the process ends is ignored. The name of the file has the rank, the process and
-    the number of the open file: whoever sends the signal looks first whether all three still hold. A process
-    that turns out to be another rank calls this again. For the main thread alone, as all about signals.
+    The name of the file has the rank and the process. A process that turns out to be another rank calls this
+    again. For the main thread only, like everything that changes signal handlers.
     """
     global _answers
+    path = os.path.join(folder, f"stack-{rank}-{os.getpid()}.txt")
     if _answers is not None:
-        _rename(folder, rank, *_answers)
+        _rename(_answers, path)
         return
     if sys.platform == "win32":
-        _answer_by_event(folder, rank)
+        _answer_by_event(path)
         return
     import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
     import _thread
-    import atexit
 
     if any(_signal.getsignal(number) is not _signal.SIG_DFL for number in signals):
         return  # the program uses one of them for itself
-    draft = os.path.join(folder, f"stack-{rank}-{os.getpid()}.draft")
+    draft = path.replace(".txt", ".draft")
     try:
         file = _open_high(draft)
     except OSError:  # the folder is of another machine, or gone
         return
-    main = _thread.get_ident()
-    _signal.signal(signals[0], lambda _, frame: _write_stacks(file, main, frame))
-    _signal.siginterrupt(signals[0], False)
-    for number in signals[2:]:
-        _signal.signal(number, _do_nothing)
-    # At its end Python puts the default back, which would end the process by the signal.
-    for number in signals[::2]:
-        atexit.register(_signal.signal, number, _signal.SIG_IGN)
-    for number in signals[1:2]:
-        import faulthandler
+    _answers = _Answers(file, path, signals)
+    if sys.platform == "linux":
+        for number in signals[1:]:
+            # `faulthandler` restores this at exit; the default would end the process.
+            _signal.signal(number, _signal.SIG_IGN)
+            _register(number, file)
+        os.register_at_fork(after_in_child=_answer_after_fork)
+        _thread.start_new_thread(_help, ())
+    else:  # a signal cannot be sent to one thread from outside: the main thread handles it
+        import atexit
 
-        # What `faulthandler` puts back at the end; the default would be to end the process.
-        _signal.signal(number, _signal.SIG_IGN)
-        faulthandler.register(number, file=file, all_threads=False)
-    path = _path(folder, rank, file)
+        _signal.signal(signals[0], _write_stacks)
+        _signal.siginterrupt(signals[0], False)
+        atexit.register(_signal.signal, signals[0], _signal.SIG_IGN)
     os.rename(draft, path)
-    _answers = os.getpid(), file, path
 
 
-def _answer_by_event(folder: str, rank: int) -> None:
-    """Windows has no signals for this: a thread waits for an event, and writes what the main thread does."""
+def _register(number: int, file: int) -> None:
+    import faulthandler
+
+    faulthandler.register(number, file=file, all_threads=True)
+
+
+def _answer_after_fork() -> None:
+    """In the child: it needs a helper thread of its own; threads are not forked."""
+    import _thread
+
+    if _answers is not None:
+        _answers.main = _thread.get_ident()
+        try:
+            _thread.start_new_thread(_help, ())
+        except RuntimeError:  # no more threads: the child is not asked
+            pass
+
+
+def _help() -> None:
+    """The helper thread. It takes no signal that is meant for the process."""
+    import _signal
+
+    if _answers is None or sys.platform == "win32":
+        return
+    first, *second = _answers.signals
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, _signal.valid_signals().difference(second))
+    try:
+        file = os.open("/proc/thread-self/comm", os.O_WRONLY)
+        os.write(file, _HELPER.encode())
+        os.close(file)
+    except OSError:  # the launcher does not find it then
+        return
+    while True:
+        _signal.sigwait([first])
+        _write_stacks()
+
+
+def _answer_by_event(path: str) -> None:
+    """Windows has no signals for this: a thread waits for an event, and writes the stacks."""
     global _answers
     if sys.platform != "win32":
         return
     import _thread
     import ctypes
 
-    path = _path(folder, rank, 0)
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_BINARY | os.O_NOINHERIT)
     except OSError:
         return
     kernel = ctypes.WinDLL("kernel32")
     kernel.CreateEventW.restype = ctypes.c_void_p
-    name = f"{os.path.basename(folder)}-{os.path.basename(path)}"
+    name = f"{os.path.basename(os.path.dirname(path))}-{os.path.basename(path)}"
     event = ctypes.c_void_p(kernel.CreateEventW(None, False, False, name))
-    main = _thread.get_ident()
 
     def answer() -> None:
         while kernel.WaitForSingleObject(event, -1) == 0:
-            _write_stacks(file, main, sys._current_frames().get(main))
+            _write_stacks()
 
     if event:
+        _answers = _Answers(file, path, [])
         _thread.start_new_thread(answer, ())
-        _answers = os.getpid(), file, path
 
 
-def _path(folder: str, rank: int, file: int) -> str:
-    return os.path.join(folder, f"stack-{rank}-{os.getpid()}-{file}.txt")
-
-
-def _rename(folder: str, rank: int, pid: int, file: int, path: str) -> None:
+def _rename(answers: _Answers, path: str) -> None:
     """The file is that of another rank; not if this process was forked, and it is its parent's."""
-    global _answers
-    fresh = _path(folder, rank, file)
-    if pid == os.getpid() and path != fresh:
+    if answers.owner == os.getpid() and path != answers.path:
         try:
-            os.rename(path, fresh)
+            os.rename(answers.path, path)
         except OSError:  # the launcher has removed it
             return
-        _answers = pid, file, fresh
+        answers.path = path
 
 
 def _open_high(path: str) -> int:
@@ -191,27 +234,39 @@ def _open_high(path: str) -> int:
     return high
 
 
-def _do_nothing(*_: object) -> None:
-    pass
-
-
-def _write_stacks(file: int, main: int, frame: object) -> None:
-    """As `faulthandler` writes them, the main thread at the end. Nothing may be raised in the user's code."""
+def _write_stacks(*_: object) -> None:
+    """Write the stacks of all threads, the main thread last. Nothing is raised into the user's code."""
     try:
-        import _thread
+        import faulthandler
 
-        lines = []
-        for thread, each in sys._current_frames().items():
-            if thread not in (main, _thread.get_ident()):
-                lines += _stack_lines(f"Thread {thread:#x}", each)
-        lines += _stack_lines(f"Current thread {main:#x}", frame)
-        os.write(file, "".join(lines).encode("ascii", "backslashreplace"))
+        if _answers is None:
+            return
+        if sys.platform != "win32" and not _is_open(_answers):
+            _answers.file = _open_high(_answers.path)
+            for number in _answers.signals[1:]:
+                _register(number, _answers.file)
+        if len(sys._current_frames()) <= _MOST_THREADS:
+            # Written at once: unlike frames that are held here, it delays the end of no object.
+            faulthandler.dump_traceback(_answers.file)
+        else:
+            lines = _stack_lines(sys._current_frames().get(_answers.main))
+            os.write(_answers.file, "".join(lines).encode("ascii", "backslashreplace"))
     except BaseException:  # noqa: S110 - there is nobody to tell
         pass
 
 
-def _stack_lines(name: str, frame: Any) -> list[str]:
-    lines = [f"{name} (most recent call first):\n"]
+def _is_open(answers: _Answers) -> bool:
+    """Whether the file is still open under its number: the script may have closed all files."""
+    path = os.stat(answers.path)
+    try:
+        return os.path.samestat(path, os.fstat(answers.file))
+    except OSError:
+        return False
+
+
+def _stack_lines(frame: Any) -> list[str]:
+    """The main thread as `faulthandler` writes it."""
+    lines = ["Thread 0x0 (most recent call first):\n"]
     while frame is not None and len(lines) <= 100:
         code = frame.f_code
         where = f"{code.co_filename}\0{code.co_name}"

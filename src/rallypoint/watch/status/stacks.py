@@ -16,6 +16,7 @@ from rallypoint.stacks.words import (
     facts_lines,
     facts_text,
     headline,
+    last_seen,
     stack_lines,
     summary_lines,
 )
@@ -41,6 +42,8 @@ def all_lines(work: Work, *, with_threads: bool = False) -> list[str]:
         of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
         facts = ", ".join(facts_lines(example))
         lines += ["", f"{headline(each)}{of}", *([f"  {facts}"] if facts else [])]
+        if example.stack and example.stack_seconds >= 0:
+            lines.append(f"  its stack of {duration(example.stack_seconds)} ago:")
         lines += [*_stack(_whole(example), _MOST_FRAMES), *_family(example, with_threads)]
     if len(groups) > len(named):
         lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
@@ -53,6 +56,8 @@ def rank_lines(work: Work, rank: int) -> list[str]:
     if activity is None:
         return []
     where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
+    if activity.stack and activity.stack_seconds >= 0:
+        where = f"{last_seen(activity)} in {where}"
     lines = [*_rows("does", [where, *_remarks(activity)]), *_rows("system", facts_lines(activity))]
     lines += _rows("stack", stack_lines(_whole(activity)))
     return [*lines, *_family(activity, with_threads=True)]
@@ -67,7 +72,10 @@ def essence(work: Work, rank: int | None) -> Hashable:
 
 
 def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
-    """The other threads of a rank, and its processes."""
+    """The thread that holds the GIL while a rank waits for it; the other threads, and its processes."""
+    if activity.lock_holder:
+        yield from ("", "it waits for the GIL, which this thread holds:")
+        yield from _stack(activity.lock_holder, _MOST_FRAMES)
     threads = activity.threads if with_threads else ()
     for at, thread in enumerate(threads[:_MOST_THREADS]):
         yield from ("", f"thread {at + 2} of its process:", *_stack(thread, _MOST_FRAMES))

@@ -50,6 +50,7 @@ _SETTLED_SECONDS: Final = 0.1
 """A file that has not grown for so long has the whole answer."""
 INTERPRETER_SECONDS: Final = 0.15
 """How long the helper thread has to answer; threads that run Python give the GIL away after 5 ms."""
+_WAITS_FOR_SIGNAL: Final = "rt_sigtimedwait"
 _RUN_SECONDS: Final = 0.005
 _CHECK_SECONDS: Final = 0.5
 _SAME_LOCK_BYTES: Final = 256
@@ -114,7 +115,7 @@ def ask(
         waiting = [each for each in waiting if turn[each.source.path] is not each]
         silent = _ask_turn(list(turn.values()), signals[0], seconds, dumps)
         for second in signals[1:]:
-            held = _with_lock_held(silent)
+            held = _with_lock_held(silent, dumps)
             _ask_turn([each for each, _ in held], second, seconds, dumps)
             for each, tasks in held:
                 if each.pid in dumps:
@@ -138,11 +139,11 @@ def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[i
     return silent
 
 
-def _with_lock_held(silent: Sequence[Asked]) -> list[tuple[Asked, list[Task]]]:
+def _with_lock_held(silent: Sequence[Asked], dumps: dict[int, Dump]) -> list[tuple[Asked, list[Task]]]:
     """The processes in which a thread keeps the GIL in C code; with their threads.
 
     Their helper threads wait for the GIL. Since then, every other thread was asleep at least once, or has
-    run: if it held the GIL and ran Python, it would have given it away.
+    run: if it held the GIL and ran Python, it would have given it away. A process may still answer meanwhile.
     """
     found = []
     waiting = [(each, {task.tid: task for task in tasks_of(each.pid)}, set[int]()) for each in silent]
@@ -158,8 +159,11 @@ def _with_lock_held(silent: Sequence[Asked]) -> list[tuple[Asked, list[Task]]]:
                 if task.state == "S"
                 or (task.tid in before and task.seconds - before[task.tid].seconds > _RUN_SECONDS)
             }
-            waits = any(task.tid == each.helper and task.call == "futex" for task in tasks)
-            if waits and in_c >= {task.tid for task in tasks}:
+            call = next((task.call for task in tasks if task.tid == each.helper), "")
+            if call == _WAITS_FOR_SIGNAL and (dump := read_dump(_read(each.source.path))):
+                dumps[each.pid] = dump
+                waiting.remove(item)
+            elif call == "futex" and in_c >= {task.tid for task in tasks}:
                 found.append((each, tasks))
                 waiting.remove(item)
     return found
@@ -217,7 +221,7 @@ def _send(each: Asked, number: int) -> bool:
             is_safe = not mask.pending & bit and opens(pid, source.path)
         else:
             helper = task_of(pid, each.helper)
-            is_safe = helper is not None and helper.call == "rt_sigtimedwait"
+            is_safe = helper is not None and helper.call == _WAITS_FOR_SIGNAL
             if not is_safe:  # it may not have answered an earlier look yet
                 return bool(mask.blocked & bit)
         return is_safe and signal_thread(pid, each.helper, number)

@@ -300,7 +300,37 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
         seconds = await_stall(running, mark, "is stopped (by SIGSTOP, or Ctrl-Z)")
         log = running.log()
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
-    assert re.search(r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ does not answer:\n", log)
+    assert re.search(
+        r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ does not answer:\n.*; last seen .* ago in load_batch",
+        log,
+    )
+
+
+@pytest.mark.slow
+def test_under_a_torchrun_of_the_users_own_the_report_names_where_to_look(tmp_path: Path) -> None:
+    """The store is torch's, which nobody can look at."""
+    with job(tmp_path) as running:
+        fifo, mark, script = tmp_path / "fifo", tmp_path / "mark", tmp_path / "train.py"
+        script.write_text(SCRIPT)
+        running.start(
+            Path(sys.executable),
+            [STALL_AFTER, "--"],
+            command=("-m", "rallypoint", "run"),
+            environ={"TMPDIR": str(tmp_path)},
+            arguments=[
+                *("-m", "torch.distributed.run", f"--master-port={free_port()}"),
+                *("--nproc-per-node=2", str(script)),
+                *("sleep", str(fifo), str(mark)),
+            ],
+        )
+        running.await_text("see `rallypoint stacks ")
+        [store] = re.findall(r"rallypoint stacks ([^\s`]+)`", running.log())
+        looked = subprocess.run(
+            [sys.executable, "-m", "rallypoint", "stacks", store], capture_output=True, text=True
+        )
+    assert (looked.returncode, looked.stderr) == (1, "")
+    assert looked.stdout.count("is elsewhere") == 1
+    assert "load_batch (train.py:" in looked.stdout
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump
 from rallypoint.stacks.grouping import Work, put_together
-from rallypoint.stacks.words import stall_lines
+from rallypoint.stacks.words import group_lines, stall_lines
+from rallypoint.watch.status.stacks import all_lines, rank_lines
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
@@ -173,6 +175,111 @@ def test_a_rank_that_waits_for_a_lock_tells_its_other_threads(ranks: Ranks) -> N
         dump = dumps[source.pid]
         assert dump.stack[-1].function == "<module>", way
         assert [fold(each).own[0].function for each in dump.others] == ["hold"], way
+
+
+HELD = """
+import ctypes, threading
+def hold():
+    begun.wait()
+    ctypes.PyDLL(None).usleep(1000 * 10**6)
+def idle(): open(FIFO).read()
+def odd():
+    begun.set()
+    while True: pass
+begun = threading.Event()
+for each in (idle, hold, idle): threading.Thread(target=each, daemon=True).start()
+odd()
+"""
+
+
+def test_a_thread_that_holds_the_gil_is_named(ranks: Ranks) -> None:
+    ranks.start("import time\ntime.sleep(1000)")
+    ranks.start(HELD)
+    looker = Looker(ranks.folder, SIGNALS, 1000.0)
+    seen: list[RankActivity] = []
+
+    def is_held_for_a_second() -> bool:
+        seen[:] = looker.look().ranks[1:]
+        return bool(seen[0].lock_holder) and seen[0].still_seconds > 1
+
+    awaited(is_held_for_a_second)
+    assert "odd" in [each.function for each in seen[0].stack]
+    assert seen[0].lock_holder[0].function == "hold"
+    [group] = put_together([MachineActivity("a", tuple(seen))]).groups
+    told = "\n".join(group_lines(group))
+    assert re.search(r"another thread of rank 1 holds the interpreter lock \(GIL\): hold \(script_", told)
+
+
+def test_blocked_signals_closed_files_and_many_threads_end_nothing(ranks: Ranks) -> None:
+    sources = [
+        ranks.start(f"{script}\nodd()")
+        for script in (
+            "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+            "def odd(): time.sleep(1000)",
+            "import os, time\nos.closerange(3, 1000)\ndef odd(): time.sleep(1000)",
+            "import threading, time\nfor _ in range(120): threading.Timer(1000, print).start()\n"
+            "def odd(): time.sleep(1000)",
+        )
+    ]
+    for source in sources:
+        dumps: dict[int, Dump] = {}
+
+        def answers() -> bool:
+            dumps.update(ranks.ask(source))  # noqa: B023
+            return source.pid in dumps  # noqa: B023
+
+        awaited(answers)
+        assert dumps[source.pid].stack[0].function == "odd"
+
+
+def test_after_all_files_were_closed_a_rank_that_holds_the_gil_answers_again(ranks: Ranks) -> None:
+    source = ranks.start(
+        "import ctypes, os\nos.closerange(3, 1000)\ndef odd():\n    input()\n"
+        "    ctypes.PyDLL(None).usleep(1000 * 10**6)\nodd()"
+    )
+    awaited(lambda: source.pid in ranks.ask(source))  # it opens the file anew
+    go_on(ranks.processes[0])
+    lines: list[int] = []
+
+    def has_gone_on() -> bool:
+        lines[:] = [each.stack[0].line for each in ranks.ask(source).values()]
+        return lines == [6]
+
+    awaited(has_gone_on)
+
+
+def test_of_a_process_that_c_code_has_forked_the_state_is_told(ranks: Ranks) -> None:
+    source = ranks.start(
+        "import ctypes, os\nends = os.pipe()\n"
+        "if ctypes.PyDLL(None).fork() == 0: os.read(ends[0], 1)\nos.wait()"
+    )
+    [child] = children_of(source.pid)
+    looker = Looker(ranks.folder, SIGNALS, 1.0)
+    seen: list[RankActivity] = []
+
+    def is_told() -> bool:
+        seen[:] = looker.look().ranks
+        return bool(seen[0].children)
+
+    awaited(is_told)
+    assert helper_of(child) == 0
+    assert (seen[0].children[0].pid, seen[0].children[0].stack) == (child, ())
+    assert seen[0].children[0].facts.call == "read() of a pipe"
+
+
+def test_the_stack_of_a_rank_that_is_stopped_has_its_age(ranks: Ranks) -> None:
+    source = ranks.start("import time\ndef odd(): time.sleep(1000)\nodd()")
+    looker = Looker(ranks.folder, SIGNALS, 1000.0)
+    awaited(lambda: bool(looker.look().ranks[0].stack))
+    os.kill(source.pid, signal.SIGSTOP)
+    awaited(lambda: look_at(source.pid).state == "T")
+    [activity] = looker.look().ranks
+    assert activity.stack_seconds > 0
+    work = put_together([MachineActivity("a", (activity,))])
+    assert stall_lines(work)[0].startswith("rank 0 on a does not answer, last seen 0.")
+    assert " ago in time" not in all_lines(work, with_summary=False)[1]
+    assert any(line.startswith("  its stack of 0.") for line in all_lines(work, with_summary=False))
+    assert "last seen 0." in rank_lines(work, 0)[0]
 
 
 def test_a_rank_that_is_stopped_is_not_asked_and_goes_on_later(ranks: Ranks) -> None:
@@ -360,7 +467,7 @@ def all_reduce():
 @contextmanager
 def sampled(ranks: Ranks, seconds: float, said: list[list[str]]) -> Iterator[FakeStore]:
     store = FakeStore()
-    watch = Sampler(ranks.folder, SIGNALS, seconds, lambda: store, said.append)
+    watch = Sampler(ranks.folder, SIGNALS, seconds, lambda _: store, said.append)
     try:
         yield store
     finally:

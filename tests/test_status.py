@@ -26,6 +26,8 @@ from rallypoint.rollcall.question import STALL, Question
 from rallypoint.rollcall.roll import Roll
 from rallypoint.stacks.activity import MachineActivity, RankActivity, pack
 from rallypoint.stacks.frames import Frame
+from rallypoint.stacks.grouping import put_together
+from rallypoint.stacks.words import summary_lines
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.connection import Connection
 from rallypoint.stores.client.deadline import Deadline
@@ -195,6 +197,33 @@ def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
         assert "does      load (data.py:88)" in found.lines
         told = json.loads(status(server.address, "--stacks", "--json").out)
         assert told["work"]["groups"][0]["ranks"] == [2]
+
+
+def test_the_summary_of_a_stall_is_printed_once(server: Place) -> None:
+    stack = (Frame("/home/me/data.py", 88, "load"),)
+    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher:
+        machine = MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))
+        launcher.tell(pack(machine))
+        launcher.set(STALL, "\n".join(summary_lines(put_together([machine]))))
+        for found in (run("stacks", server.address), status(server.address, "--stacks")):
+            assert sum("no rank is elsewhere" in line for line in found.lines) == 1
+        launcher.delete_key(STALL)
+
+
+def test_stacks_at_a_relay_are_those_of_the_whole_job(tmp_path: Path) -> None:
+    ranks = tuple(RankActivity(rank, 102, (Frame("/home/me/data.py", 88, "load"),)) for rank in range(2))
+    with (tmp_path / "log").open("w+") as log, ExitStack() as ends:
+        server = ends.enter_context(serving("libuv", log))
+        with relaying(server.address, log) as relay:
+            launcher = TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT)
+            ends.enter_context(launcher).tell(pack(MachineActivity("node-a", ranks)))
+            found = run("stacks", relay.address)
+            assert found.code == 0, found
+            assert found.lines[0] == "all 2 ranks are in load (data.py:88); no rank is elsewhere"
+            ends.close()
+            found = run("stacks", relay.address)
+            assert found.code == 1
+            assert "is a relay, and the job's store behind it cannot be reached" in found.err
 
 
 def test_looking_changes_nothing(server: Place) -> None:

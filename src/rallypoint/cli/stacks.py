@@ -13,10 +13,11 @@ from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
 from rallypoint.rollcall.question import Question
+from rallypoint.rollcall.snapshot import Snapshot
 from rallypoint.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
-from rallypoint.stores.client.connecting import first_to_answer
+from rallypoint.stores.client.connecting import first_to_answer, format_address
 from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look_at_job
+from rallypoint.stores.client.look import look, look_at_job
 from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.status.stacks import all_content, all_lines, essence
 from rallypoint.watch.status.summary import stall_lines
@@ -84,18 +85,35 @@ def _watch(places: Endpoints, wanted: Sequence[range], all_threads: bool) -> Non
 
 
 def _ask(places: Endpoints, wanted: Sequence[range]) -> tuple[Work, str]:
-    snapshot = first_to_answer(
-        places, lambda host, port: look_at_job(host, port, Question(), Deadline(_ANSWER_SECONDS))
-    )
+    snapshot = first_to_answer(places, _look)
     machines = machines_of(snapshot)
     shown = only(machines, wanted) if wanted else machines
     return put_together(shown, awaited_keys(snapshot)), snapshot.stall
 
 
+def _look(host: str, port: int, store: str = "") -> Snapshot:
+    """The job's store. A relay only knows its own machine: from there, the store is looked up."""
+    question, deadline = Question(), Deadline(_ANSWER_SECONDS)
+    found = (
+        look(host, port, question, deadline, store) if store else look_at_job(host, port, question, deadline)
+    )
+    upstream = found.upstream
+    if upstream is None:
+        return found
+    try:
+        return first_to_answer(upstream.addresses, lambda host, port: _look(host, port, upstream.store))
+    except RallypointError as error:
+        raise RallypointError(
+            f"{format_address(host, port)} is a relay, and the job's store behind it cannot be reached: "
+            f"{error.message}",
+            hint="run this on a machine that reaches the store, or give the store's HOST:PORT",
+        ) from error
+
+
 def _lines(work: Work, stall: str, all_threads: bool) -> list[str]:
-    """What is said of a job that stands still is the summary of that moment; below it is what is so now."""
-    told = ["the job stands still:", *stall_lines(stall), ""] if stall else []
-    return [*told, *all_lines(work, with_threads=all_threads)]
+    """The summary of a job that stands still is that of the moment; below it is what is so now."""
+    told = ["the job stands still:", *stall_lines(stall)] if stall else []
+    return [*told, *all_lines(work, with_summary=not stall, with_threads=all_threads)]
 
 
 def _ranks(text: str) -> list[range]:

@@ -106,7 +106,7 @@ class RankActivity:
     stack_seconds: _Seconds = -1.0
     """The age of its stack, if that is from an earlier look; -1: it is from the last one."""
     lock_holder: Stack = ()
-    """The thread that holds the interpreter lock (GIL) while the main thread waits for it."""
+    """The thread that keeps the interpreter lock (GIL), if it is not the main thread."""
     native: Stack = ()
     """The calls of C code below its stack that it stands still in, where py-spy tells them."""
     idle_seconds: _Seconds = -1.0

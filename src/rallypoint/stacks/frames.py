@@ -47,7 +47,7 @@ class Dump:
     idents: tuple[int, ...]
     """What Python identifies each thread by; 0: not known."""
     lock_holder: Stack = ()
-    """The thread that holds the interpreter lock (GIL) while the main thread waits for it."""
+    """The thread that keeps the interpreter lock (GIL), if it is not the main thread."""
 
     @property
     def stack(self) -> tuple[Frame, ...]:

@@ -227,7 +227,7 @@ def _family_lines(each: RankActivity) -> Iterator[str]:
         yield f"there in {inner} ({shown(file_name(each.native[0]))})"
     if each.lock_holder:
         holder = chain_text(fold(each.lock_holder))
-        yield f"it waits for the interpreter lock (GIL), which another thread holds: {holder}"
+        yield f"another thread of rank {each.rank} holds the interpreter lock (GIL): {holder}"
     own = (fold(stack) for stack in each.threads if stack != each.lock_holder)
     # Of a thread without any frame of the user's, `fold` gives its innermost one.
     threads = [doing for doing in own if not all(map(is_library, doing.own))]

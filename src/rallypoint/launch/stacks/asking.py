@@ -41,6 +41,7 @@ from rallypoint.launch.stacks.system import (
     signal_thread,
     task_of,
     tasks_of,
+    words_at,
 )
 from rallypoint.stacks.frames import Dump, is_complete, read_dump
 
@@ -53,9 +54,9 @@ INTERPRETER_SECONDS: Final = 0.15
 _WAITS_FOR_SIGNAL: Final = "rt_sigtimedwait"
 _RUN_SECONDS: Final = 0.005
 _CHECK_SECONDS: Final = 0.5
-_SAME_LOCK_BYTES: Final = 256
-"""Threads that wait for the GIL wait at addresses inside one structure."""
-_MOST_STACK_BYTES: Final = 1 << 20
+_LOCK_BYTES: Final = 128
+_STATE_BYTES: Final = 512
+_LEAST_ADDRESS: Final = 1 << 16
 _MOST_BYTES: Final = 1 << 20
 _MODIFY_EVENT: Final = 2
 
@@ -170,23 +171,19 @@ def _with_lock_held(silent: Sequence[Asked], dumps: dict[int, Dump]) -> list[tup
 
 
 def _with_holder(dump: Dump, each: Asked, tasks: Sequence[Task]) -> Dump:
-    """A dump with the thread that holds the GIL, if the main thread waits for it, and only one can be it.
+    """A dump with the thread that holds the GIL, unless that is the main thread.
 
-    Threads that wait for the GIL wait at the same address as the helper thread. A thread's number in a dump
-    is the address of its end of the stack, on glibc.
+    The helper thread waits for the GIL inside a structure of Python's that begins with a pointer to the
+    state of the holder; that state has the number that stands in the dump. So no offset needs to be known.
     """
     lock = next((task.argument for task in tasks if task.tid == each.helper), 0)
-    waiting = [
-        task for task in tasks if task.call == "futex" and abs(task.argument - lock) < _SAME_LOCK_BYTES
-    ]
-    if not any(task.tid == each.pid for task in waiting):
-        return dump
-    left = [
-        stack
-        for stack, ident in zip(dump.others, dump.idents, strict=False)
-        if not any(0 < ident - task.stack < _MOST_STACK_BYTES for task in waiting)
-    ]
-    return replace(dump, lock_holder=left[0]) if len(left) == 1 else dump
+    for pointer in words_at(each.pid, lock // 8 * 8 - _LOCK_BYTES, _LOCK_BYTES):
+        state = words_at(each.pid, pointer, _STATE_BYTES) if pointer > _LEAST_ADDRESS else ()
+        found = [at for at, ident in enumerate(dump.idents) if ident in state]
+        if len(found) == 1:
+            is_main = found[0] == len(dump.threads) - 1
+            return dump if is_main else replace(dump, lock_holder=dump.threads[found[0]])
+    return dump
 
 
 def rank_among(

@@ -7,6 +7,7 @@ from typing import Final
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.rollcall.identity import Role
 from rallypoint.rollcall.question import STALL, STALL_BYTES, Question
+from rallypoint.server.process.hosting import HostedServer
 from rallypoint.stacks.grouping import Work, work_of
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
@@ -20,10 +21,12 @@ class StoreChannel:
     """The store of a job, which is one of Rallypoint's.
 
     `place` is where the ranks of this machine find it, which may be a relay; `view`, where it is looked at.
+    A `server` that was started for this ends with it.
     """
 
-    def __init__(self, place: Endpoint, view: StoreView) -> None:
+    def __init__(self, place: Endpoint, view: StoreView, server: HostedServer | None = None) -> None:
         self._view = view
+        self._server = server
         self._store = TCPStore(*place, timeout=_SECONDS, role=Role.AGENT)
 
     @property
@@ -51,3 +54,5 @@ class StoreChannel:
 
     def close(self) -> None:
         self._store.close()
+        if self._server is not None:
+            self._server.release()

@@ -66,14 +66,14 @@ class Channel(Protocol):
 
 
 class Sampler:
-    """The thread. `say` is given lines to print, `connect` makes the channel once the store is known."""
+    """The thread. `say` prints lines; `connect` makes the channel, given whether the job stands still."""
 
     def __init__(
         self,
         folder: Path,
         signals: Sequence[int],
         stall_seconds: float,
-        connect: Callable[[], Channel | None],
+        connect: Callable[[bool], Channel | None],
         say: Callable[[list[str]], None],
         environ: Mapping[str, str] = os.environ,
     ) -> None:
@@ -206,7 +206,7 @@ class Sampler:
         is_stalled = self._is_alarmed or self._is_urgent(machine)
         has_first = any(each.rank == 0 for each in machine.ranks)
         if self._channel is None:
-            self._channel = self._connect()
+            self._channel = self._connect(is_stalled)
         channel = self._channel
         if channel is None:
             is_stalled = is_stalled or own.is_stalled(stall)

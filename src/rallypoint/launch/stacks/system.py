@@ -184,8 +184,8 @@ class Task(NamedTuple):
     """The name of its system call; nothing: it runs, or the call has no name here."""
     argument: int
     """The first one of that call."""
-    stack: int
-    """Its stack pointer; 0: it runs."""
+    runs: bool
+    """Whether it is in no system call."""
 
 
 def tasks_of(pid: int) -> list[Task]:
@@ -201,9 +201,9 @@ def task_of(pid: int, tid: int) -> Task | None:
     if not stat or not ran:
         return None
     call = _read(folder / "syscall").split()
-    number, argument, pointer = (call[0], call[1], call[-2]) if len(call) > 3 else ("", "0", "0")
+    number, argument = (call[0], int(call[1], 16)) if len(call) > 3 else ("", 0)
     name = _NAMES.get(int(number), "") if number.isdigit() else ""
-    return Task(tid, stat[0], int(ran[0]) / 1e9, name, int(argument, 16), int(pointer, 16))
+    return Task(tid, stat[0], int(ran[0]) / 1e9, name, argument, not number.isdigit())
 
 
 def helper_of(pid: int) -> int:
@@ -225,6 +225,12 @@ def mask_of(pid: int, tid: int) -> Mask:
     return Mask(*(_whole(told, name, 0, 16) for name in ("SigBlk", "SigCgt", "SigPnd")))
 
 
+def words_at(pid: int, address: int, length: int) -> tuple[int, ...]:
+    """Memory of a process, in words of 8 bytes, as far as it may be read."""
+    data = _memory(_PROC / str(pid), address, length)
+    return tuple(memoryview(data[: len(data) // 8 * 8]).cast("Q"))
+
+
 def signal_thread(pid: int, tid: int, number: int) -> bool:
     """Send a signal to one thread: no other one handles it, and no other one's system call is interrupted."""
     tgkill = _TGKILL.get(platform.machine())
@@ -238,7 +244,7 @@ def signal_thread(pid: int, tid: int, number: int) -> bool:
 def may_be_paused(pid: int) -> bool:
     """Whether every thread of a process runs, or is in a known system call that goes on after a pause."""
     helper = helper_of(pid)
-    tasks = [each for each in tasks_of(pid) if each.tid != helper and each.stack]
+    tasks = [each for each in tasks_of(pid) if each.tid != helper and not each.runs]
     return all(each.call and each.call not in _ENDED_BY_PAUSE for each in tasks)
 
 

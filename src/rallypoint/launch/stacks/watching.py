@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-from rallypoint.errors import RallypointError
+from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
@@ -17,6 +18,7 @@ from rallypoint.launch.stacks.flight import with_pipes
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, stack_signals, stall_seconds
 from rallypoint.rollcall.question import Question
+from rallypoint.server.process.hosting import host_server
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look
 
@@ -60,7 +62,9 @@ class RankWatch:
                 return
         forget_all(folder)  # of the round before
         self._round.enter_context(_changed(answering({**os.environ, reports.VARIABLE: str(folder)})))
-        sampler = Sampler(folder, self._signals, self._seconds, lambda: StoreChannel(place, view), self._say)
+        sampler = Sampler(
+            folder, self._signals, self._seconds, lambda _: StoreChannel(place, view), self._say
+        )
         self._round.callback(sampler.stop)
 
     def stop(self) -> None:
@@ -96,20 +100,27 @@ def watching(folder: Path, environ: Mapping[str, str], say: Say) -> Iterator[Non
         yield
         return
     found = reports.Reports(folder)
-    sampler = Sampler(folder, signals, stall_seconds(environ), lambda: _channel(found.store()), say, environ)
+    sampler = Sampler(folder, signals, stall_seconds(environ), partial(_channel, found), say, environ)
     try:
         yield
     finally:
         sampler.stop()
 
 
-def _channel(store: str) -> StoreChannel | None:
-    """The way to a store, if it is one of Rallypoint's."""
+def _channel(found: reports.Reports, is_stalled: bool) -> StoreChannel | None:
+    """The way to the job's store; if that is torch's, to a server for `rallypoint stacks`, once it stalls."""
+    store = found.store()
     if not store:
         return None
     place = parse_endpoint(store)
     try:
         look(*place, Question(), Deadline(_PROBE_SECONDS))
         return StoreChannel(place, StoreView(place))
+    except NotOursError:
+        if not is_stalled:
+            return None
+        server = host_server("localhost", 0)
+        place = Endpoint(*server.address)
+        return StoreChannel(place, StoreView(place), server)
     except RallypointError:
         return None

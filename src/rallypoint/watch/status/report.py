@@ -148,7 +148,7 @@ class RollReport:
         """
         is_summary = not self.asked.waits and not self.asked.keys and self.asked.rank is None
         told = rolls.stall_lines(self.snapshot.stall) if is_summary else []
-        return [*told, "", *stacks.all_lines(self.work)] if self.asked.stacks else told
+        return [*told, "", *stacks.all_lines(self.work, with_summary=not told)] if self.asked.stacks else told
 
     def content(self) -> dict[str, Any]:
         """For JSON."""

@@ -29,13 +29,16 @@ _MOST_THREADS: Final = 16
 _MARGIN: Final = 10
 
 
-def all_lines(work: Work, *, with_threads: bool = False) -> list[str]:
-    """What most do and who is elsewhere; then, of each group, the rank that is stillest."""
+def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> list[str]:
+    """What most do and who is elsewhere; then, of each group, the rank that is stillest.
+
+    Without the summary for a job that stands still: what was found out about that has been printed.
+    """
     if work.main is None:
         return ["what the ranks do is not known: no launcher tells"]
     groups = work.groups
     named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
-    lines = summary_lines(work)
+    lines = summary_lines(work) if with_summary else []
     lines += [f"note: {shown(each, LONGEST_SENTENCE)}" for each in work.remarks[:_MOST_REMARKS]]
     for each in named:
         example = each.example
@@ -72,9 +75,9 @@ def essence(work: Work, rank: int | None) -> Hashable:
 
 
 def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
-    """The thread that holds the GIL while a rank waits for it; the other threads, and its processes."""
+    """The thread that holds the GIL; the other threads of a rank, and its processes."""
     if activity.lock_holder:
-        yield from ("", "it waits for the GIL, which this thread holds:")
+        yield from ("", "this thread of its process holds the interpreter lock (GIL):")
         yield from _stack(activity.lock_holder, _MOST_FRAMES)
     threads = activity.threads if with_threads else ()
     for at, thread in enumerate(threads[:_MOST_THREADS]):

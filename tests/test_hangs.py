@@ -300,10 +300,8 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
         seconds = await_stall(running, mark, "is stopped (by SIGSTOP, or Ctrl-Z)")
         log = running.log()
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
-    assert re.search(
-        r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ does not answer:\n.*; last seen .* ago in load_batch",
-        log,
-    )
+    assert re.search(r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ does not answer:\n", log)
+    assert re.search(r"; last seen .* ago in load_batch", log)
 
 
 @pytest.mark.slow

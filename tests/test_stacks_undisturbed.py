@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import interruptible
+from jobs import free_port
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE
 from rallypoint.launch.stacks.looking import Looker
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
+from rallypoint.stores.tcp import TCPStore
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
@@ -50,3 +53,44 @@ def test_no_call_is_shortened_or_fails(tmp_path: Path) -> None:
     ]
     assert wrong == []
     assert answers > len(results), "the ranks were looked at during their calls"
+
+
+CONNECTS = """
+import sys, time
+from torch.distributed import TCPStore
+began = time.monotonic()
+TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+print(time.monotonic() - began, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_connection_to_a_store_that_opens_late_is_not_delayed(tmp_path: Path) -> None:
+    """torch's client begins anew with a longer pause whenever a signal interrupts its connect()."""
+    (tmp_path / "train.py").write_text(CONNECTS)
+    port = free_port()
+    environ = {**inject(os.environ), VARIABLE: str(tmp_path), SIGNALS_VARIABLE: ",".join(map(str, SIGNALS))}
+    rank = subprocess.Popen(
+        [sys.executable, str(tmp_path / "train.py"), str(port)],
+        env={**environ, "RANK": "0", "RALLYPOINT_PATCH": "never"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    looker = Looker(tmp_path, SIGNALS, 1000.0)
+    stacks: list[str] = []
+    deadline = time.monotonic() + 60
+    opened = 0.0
+    with ExitStack() as ends:
+        while rank.poll() is None and time.monotonic() < deadline:
+            found = [frame.function for each in looker.look().ranks for frame in each.stack]
+            if not stacks and found == ["<module>"]:
+                stacks, opened = found, time.monotonic() + 5
+            if opened and time.monotonic() > opened:
+                ends.enter_context(TCPStore("127.0.0.1", port, is_master=True))
+                opened = float("inf")
+            time.sleep(LOOK_SECONDS)
+        rank.kill()
+        out, errors = rank.communicate()
+    assert errors == ""
+    assert 4 < float(out) < 15

@@ -39,7 +39,6 @@ from rallypoint.launch.stacks.system import (
     mask_of,
     opens,
     signal_thread,
-    task_of,
     tasks_of,
     words_at,
 )
@@ -52,6 +51,8 @@ _SETTLED_SECONDS: Final = 0.1
 INTERPRETER_SECONDS: Final = 0.15
 """How long the helper thread has to answer; threads that run Python give the GIL away after 5 ms."""
 _WAITS_FOR_SIGNAL: Final = "rt_sigtimedwait"
+_USUAL: Final = 0b100_0000_0000_0011
+"""SIGHUP, SIGINT and SIGTERM: the helper thread blocks them, and others hardly do."""
 _RUN_SECONDS: Final = 0.005
 _CHECK_SECONDS: Final = 0.5
 _LOCK_BYTES: Final = 128
@@ -216,11 +217,10 @@ def _send(each: Asked, number: int) -> bool:
         mask, bit = mask_of(pid, each.helper), 1 << (number - 1)
         if mask.caught & bit:
             is_safe = not mask.pending & bit and opens(pid, source.path)
+        elif mask.blocked & bit:  # it has not answered an earlier look yet
+            return True
         else:
-            helper = task_of(pid, each.helper)
-            is_safe = helper is not None and helper.call == _WAITS_FOR_SIGNAL
-            if not is_safe:  # it may not have answered an earlier look yet
-                return bool(mask.blocked & bit)
+            is_safe = mask.blocked & _USUAL == _USUAL  # all are, but for the one that it waits for
         return is_safe and signal_thread(pid, each.helper, number)
     _clear(source.path)
     if sys.platform == "win32":

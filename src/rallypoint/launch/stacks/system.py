@@ -190,20 +190,16 @@ class Task(NamedTuple):
 
 def tasks_of(pid: int) -> list[Task]:
     """The threads of a process."""
-    tasks = (task_of(pid, int(each.name)) for each in _entries(_PROC / str(pid) / "task"))
-    return [each for each in tasks if each is not None]
-
-
-def task_of(pid: int, tid: int) -> Task | None:
-    """One thread; None: it has ended."""
-    folder = _task(pid, tid)
-    stat, ran = _read(folder / "stat").rpartition(")")[2].split(), _read(folder / "schedstat").split()
-    if not stat or not ran:
-        return None
-    call = _read(folder / "syscall").split()
-    number, argument = (call[0], int(call[1], 16)) if len(call) > 3 else ("", 0)
-    name = _NAMES.get(int(number), "") if number.isdigit() else ""
-    return Task(tid, stat[0], int(ran[0]) / 1e9, name, argument, not number.isdigit())
+    found = []
+    for each in _entries(_PROC / str(pid) / "task"):
+        stat, ran = _read(each / "stat").rpartition(")")[2].split(), _read(each / "schedstat").split()
+        call = _read(each / "syscall").split()
+        if stat and ran:
+            number, argument = (call[0], int(call[1], 16)) if len(call) > 3 else ("", 0)
+            name = _NAMES.get(int(number), "") if number.isdigit() else ""
+            seconds = int(ran[0]) / 1e9
+            found.append(Task(int(each.name), stat[0], seconds, name, argument, not number.isdigit()))
+    return found
 
 
 def helper_of(pid: int) -> int:

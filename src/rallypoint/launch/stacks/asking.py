@@ -55,6 +55,7 @@ _USUAL: Final = 0b100_0000_0000_0011
 """SIGHUP, SIGINT and SIGTERM: the helper thread blocks them, and others hardly do."""
 _RUN_SECONDS: Final = 0.005
 _CHECK_SECONDS: Final = 0.5
+_WINDOW_SECONDS: Final = 0.05
 _LOCK_BYTES: Final = 128
 _STATE_BYTES: Final = 512
 _LEAST_ADDRESS: Final = 1 << 16
@@ -144,31 +145,42 @@ def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[i
 def _with_lock_held(silent: Sequence[Asked], dumps: dict[int, Dump]) -> list[tuple[Asked, list[Task]]]:
     """The processes in which a thread keeps the GIL in C code; with their threads.
 
-    Their helper threads wait for the GIL. Since then, every other thread was asleep at least once, or has
-    run: if it held the GIL and ran Python, it would have given it away. A process may still answer meanwhile.
+    Their helper threads have waited for the GIL in vain. A process may still answer meanwhile.
     """
     found = []
-    waiting = [(each, {task.tid: task for task in tasks_of(each.pid)}, set[int]()) for each in silent]
+    once: set[int] = set()  # the helper thread may have requested the GIL late in a window: two are needed
+    waiting = [(each, tasks_of(each.pid)) for each in silent]
     deadline = time.monotonic() + _CHECK_SECONDS
     while waiting and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-        for item in list(waiting):
-            each, before, in_c = item
+        time.sleep(_WINDOW_SECONDS)
+        still = []
+        for each, before in waiting:
             tasks = tasks_of(each.pid)
-            in_c |= {
-                task.tid
-                for task in tasks
-                if task.state == "S"
-                or (task.tid in before and task.seconds - before[task.tid].seconds > _RUN_SECONDS)
-            }
             call = next((task.call for task in tasks if task.tid == each.helper), "")
             if call == _WAITS_FOR_SIGNAL and (dump := read_dump(_read(each.source.path))):
                 dumps[each.pid] = dump
-                waiting.remove(item)
-            elif call == "futex" and in_c >= {task.tid for task in tasks}:
+                continue
+            is_in_c = call == "futex" and _is_in_c(each.helper, before, tasks)
+            if is_in_c and each.pid in once:
                 found.append((each, tasks))
-                waiting.remove(item)
+            else:
+                once = once | {each.pid} if is_in_c else once - {each.pid}
+                still.append((each, tasks))
+        waiting = still
     return found
+
+
+def _is_in_c(helper: int, before: Sequence[Task], tasks: Sequence[Task]) -> bool:
+    """Whether no thread can have run Python between two moments, while the helper thread waited for the GIL.
+
+    The helper thread has run, and so has requested the GIL: a thread that runs Python gives it away at once.
+    So if a single thread was busy, that was in C code. If two were, they may have handed the GIL over.
+    """
+    ran = {task.tid: task.seconds for task in before}
+    busy = [task for task in tasks if task.seconds - ran.get(task.tid, 0.0) > _RUN_SECONDS]
+    asleep = all(task.state == "S" for task in tasks if task not in busy)
+    has_requested = any(task.tid == helper and task.seconds > ran.get(helper, task.seconds) for task in tasks)
+    return has_requested and asleep and len(busy) <= 1
 
 
 def _with_holder(dump: Dump, each: Asked, tasks: Sequence[Task]) -> Dump:

@@ -346,7 +346,7 @@ def test_a_program_that_enters_functions_all_the_time_is_not_harmed(ranks: Ranks
         "import random\nnumbers = list(range(2000))\nwhile True: sorted(numbers, key=lambda n: -n)"
     )
     for _ in range(100):
-        assert source.pid in ranks.ask(source)
+        awaited(lambda: source.pid in ranks.ask(source))  # beside a load, it may be too late once
     assert ranks.processes[0].poll() is None
 
 

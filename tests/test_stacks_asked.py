@@ -130,7 +130,13 @@ def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
     sources = {way: ranks.start(f"{script}\nodd()") for way, (script, _) in WAYS.items()}
     for way, (_, call) in WAYS.items():
         awaited(lambda: call in look_at(sources[way].pid).facts.call)  # noqa: B023
-    dumps = ranks.ask(*sources.values())
+    dumps: dict[int, Dump] = {}
+
+    def have_answered() -> bool:  # beside a load, one may be late
+        dumps.update(ranks.ask(*sources.values()))
+        return len(dumps) == len(sources)
+
+    awaited(have_answered)
     for way, source in sources.items():
         own = fold(dumps[source.pid].stack).own
         assert [each.function for each in own][:2] == ["odd", "<module>"], way

@@ -28,8 +28,8 @@ SOURCE = ROOT / "src"
 
 COMPILED = {
     "wire": "encoding form handlers parser repeated sessions",
-    "engine": "barriers calls engine keyspace waiters",
-    "server/core": "budget clients front members registry sessions slices store tickets writers",
+    "engine": "barriers budget calls engine keyspace waiters",
+    "server/core": "clients front members registry sessions slices store tickets writers",
     "relay/core": "children combining long_values ranks relay requests slots upstream",
     "relay": "relay worker",
     "server/guard": "other_users",

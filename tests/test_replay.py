@@ -30,7 +30,7 @@ from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, reques
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 
-LIMITS = Limits(key_bytes=64, value_bytes=512, handshake_seconds=2.0, session_seconds=1.0, held_bytes=5_000)
+LIMITS = Limits(key_bytes=64, value_bytes=512, handshake_seconds=2.0, session_seconds=1.0, held_bytes=20_000)
 
 
 @dataclass(frozen=True)

@@ -150,9 +150,9 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
 def test_the_dead_who_are_counted_at_a_barrier_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = Rank.leave
 
-    def stay_at_barriers(self: Rank) -> None:
+    def stay_at_barriers(self: Rank) -> Rest:
         self._arrivals.clear()
-        leave(self)
+        return leave(self)
 
     monkeypatch.setattr(Rank, "leave", stay_at_barriers)
     must_catch("barrier", mix="barriers", first=35)

@@ -11,14 +11,18 @@ then, and counts again when it is back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from rallypoint.engine.budget import Budget
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import ProtocolError
 
 Member = TypeVar("Member")
 
 _Name = tuple[bytes, int]
+
+_PLACE_BYTES: Final = 800
+"""What a member at a barrier takes in memory, besides the key."""
 
 
 class _Barrier(dict[Member, int]):
@@ -36,9 +40,11 @@ class _Barrier(dict[Member, int]):
 class Barriers(Generic[Member]):
     """All barriers at which somebody waits."""
 
-    __slots__ = ("_away", "_by_name", "by_member")
+    __slots__ = ("_away", "_budget", "_by_name", "by_member")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        """`budget`: where the members that are not away are counted."""
+        self._budget = budget or Budget()
         self._by_name: dict[_Name, _Barrier[Member]] = {}
         self.by_member: dict[Member, dict[_Name, float]] = {}
         """Where each member waits that is not away, and since when; only to be read from outside."""
@@ -62,6 +68,7 @@ class Barriers(Generic[Member]):
         present[member] = weight
         present.total += weight
         self.by_member.setdefault(member, {})[name] = now
+        self._budget.held += _PLACE_BYTES + len(key)
         return self._release(name, present) if present.total >= size else []
 
     def withdraw(self, member: Member) -> None:
@@ -129,6 +136,10 @@ class Barriers(Generic[Member]):
         """At how many barriers `member` waits."""
         return len(self.by_member.get(member, ()))
 
+    def held_by(self, member: Member) -> int:
+        """Bytes that the places of `member` at barriers take."""
+        return sum(_PLACE_BYTES + len(key) for key, _ in self.by_member.get(member, ()))
+
     def _release(self, name: _Name, present: _Barrier[Member]) -> list[Member]:
         """While the barrier is full, release those that fill it, in the order of arrival."""
         size = max(name[1], 1)
@@ -151,6 +162,7 @@ class Barriers(Generic[Member]):
         del present[member]
         if not present:
             del self._by_name[name]
+        self._budget.held -= _PLACE_BYTES + len(name[0])
         names = self.by_member[member]
         del names[name]
         if not names:
@@ -181,7 +193,9 @@ class Barriers(Generic[Member]):
                 barrier[member_of(name)] = weight
                 barrier.total += weight
         for name, places in since:
-            self.by_member[member_of(name)] = {(key, size): begin for key, size, begin in places}
+            member = member_of(name)
+            self.by_member[member] = {(key, size): begin for key, size, begin in places}
+            self._budget.held += self.held_by(member)
         for name, places in away:
             self._away[member_of(name)] = {
                 (key, size): (weight, begin) for key, size, weight, begin in places

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from rallypoint.engine.barriers import Barriers
+from rallypoint.engine.budget import Budget
 from rallypoint.engine.calls import Calls
 from rallypoint.engine.keyspace import Keyspace, State, Value
 from rallypoint.engine.waiters import Waiters
@@ -34,12 +35,12 @@ class Engine(Generic[Member]):
     get: Callable[[bytes], Value | None]
     """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, budget: Budget | None = None) -> None:
         self._limits = limits or Limits()
         self._space = Keyspace(self._limits.stored_bytes, self._limits.stored_entries)
-        self._waiters: Waiters[Member] = Waiters()
+        self._waiters: Waiters[Member] = Waiters(budget)
         self._awaited = self._waiters.awaited  # a key is looked up there with each write
-        self._barriers: Barriers[Member] = Barriers()
+        self._barriers: Barriers[Member] = Barriers(budget)
         self._calls: Calls[Member] = Calls()
         self._away: set[Member] = set()
         self.get = self._space.values.get
@@ -173,14 +174,9 @@ class Engine(Generic[Member]):
             yield
         return self._waiters.settle(wait)
 
-    @property
-    def waits_held(self) -> int:
-        """Bytes that all waits for keys take."""
-        return self._waiters.held
-
     def waits_held_by(self, member: Member) -> int:
-        """Bytes that the waits of `member` take."""
-        return self._waiters.held_by(member)
+        """Bytes that the waits of `member` take, those at barriers included."""
+        return self._waiters.held_by(member) + self._barriers.held_by(member)
 
     @property
     def is_untidy(self) -> bool:
@@ -281,9 +277,11 @@ class Engine(Generic[Member]):
         return len(self._waiters.by_member) + len(self._barriers.by_member)
 
     @property
-    def longest_waiting(self) -> list[Member]:
-        """The member that has waited longest for keys, and the one that has waited longest at a barrier."""
-        return [*islice(self._waiters.by_member, 1), *islice(self._barriers.by_member, 1)]
+    def oldest_wait(self) -> float | None:
+        """Since when some member has waited, for keys or at a barrier."""
+        began = self._waiters.first_since
+        began += [time for times in islice(self._barriers.by_member.values(), 1) for time in times.values()]
+        return min(began, default=None)
 
     def queues(self) -> list[tuple[bytes, int]]:
         """The queues that hold something, and how many values."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
+from rallypoint.engine.budget import Budget
 from rallypoint.engine.keyspace import State
 
 Member = TypeVar("Member")
@@ -44,34 +45,38 @@ class Wait(Generic[Member]):
 
 
 class _Waits(dict[Wait[Member], None]):
-    """Several waits of one member, as an ordered set, and how many keys they name, arrived or not."""
+    """Several waits of one member, as an ordered set, with the number of their keys and their size."""
 
-    __slots__ = ("keys_named",)
+    __slots__ = ("keys_named", "size")
 
     keys_named: int
+    size: int
 
     def __init__(self, first: Wait[Member]) -> None:
         super().__init__({first: None})
         self.keys_named = len(first.keys)
+        self.size = first.size
 
     def add(self, wait: Wait[Member]) -> None:
         self[wait] = None
         self.keys_named += len(wait.keys)
+        self.size += wait.size
 
     def remove(self, wait: Wait[Member]) -> None:
         del self[wait]
         self.keys_named -= len(wait.keys)
+        self.size -= wait.size
 
 
 class Waiters(Generic[Member]):
     """All waits. A wait disappears when its last key arrives, or with `cancel`."""
 
-    __slots__ = ("_abandoned", "awaited", "by_member", "held")
+    __slots__ = ("_abandoned", "_budget", "awaited", "by_member")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        """`budget`: where waits are counted, at what they take in memory."""
         self._abandoned: deque[list[Wait[Member]]] = deque()  # that are over, and still in the index of keys
-        self.held = 0
-        """Bytes that all waits take."""
+        self._budget = budget or Budget()
         # Dicts serve as ordered sets: the first to come is woken first.
         self.awaited: dict[bytes, dict[Wait[Member], None]] = {}
         """The keys that somebody waits for, with their waits; only to be read from outside."""
@@ -104,12 +109,13 @@ class Waiters(Generic[Member]):
             self.awaited.setdefault(key, {})[wait] = None
         size = size_of(new)
         wait.size += size
-        self.held += size
+        self._budget.held += size
         wait.keys += new
         wait.left += len(new)
         own = self.by_member[wait.member]
         if isinstance(own, _Waits):
             own.keys_named += len(new)
+            own.size += size
 
     def settle(self, wait: Wait[Member]) -> bool:
         """All keys of a wait have been named: return whether they are all there, and it is over."""
@@ -118,7 +124,7 @@ class Waiters(Generic[Member]):
 
     def _own(self, wait: Wait[Member]) -> None:
         member = wait.member
-        self.held += wait.size
+        self._budget.held += wait.size
         own = self.by_member.setdefault(member, wait)
         if own is not wait:
             if isinstance(own, Wait):
@@ -157,7 +163,7 @@ class Waiters(Generic[Member]):
         """End all waits of `member`."""
         if member not in self.by_member:
             return
-        self.held -= self.held_by(member)
+        self._budget.held -= self.held_by(member)
         if self.count_of(member) > _AT_ONCE:
             self._abandoned.append(list(self._waits_of(member)))
             del self.by_member[member]
@@ -204,6 +210,13 @@ class Waiters(Generic[Member]):
         waits = self._waits_of(member)
         return [(list(islice(self._missing(wait), most)), wait.left, wait.since) for wait in waits]
 
+    @property
+    def first_since(self) -> list[float]:
+        """Since when the member that came first has waited, if there is one."""
+        return [
+            wait.since for member in islice(self.by_member, 1) for wait in islice(self._waits_of(member), 1)
+        ]
+
     def _missing(self, wait: Wait[Member]) -> Iterator[bytes]:
         for key in wait.keys:
             if wait in self.awaited.get(key, ()):
@@ -211,7 +224,8 @@ class Waiters(Generic[Member]):
 
     def held_by(self, member: Member) -> int:
         """Bytes that the waits of `member` take."""
-        return sum(wait.size for wait in self._waits_of(member))
+        own = self.by_member.get(member)
+        return 0 if own is None else own.size
 
     def count_of(self, member: Member) -> int:
         """How many keys the waits of `member` name, arrived or not."""
@@ -230,12 +244,12 @@ class Waiters(Generic[Member]):
         if isinstance(own, _Waits):
             if wait not in own:
                 return False
-            self.held -= wait.size
+            self._budget.held -= wait.size
             own.remove(wait)
             if own:
                 return True
         elif own is wait:
-            self.held -= wait.size
+            self._budget.held -= wait.size
         else:
             return False
         del self.by_member[wait.member]
@@ -277,12 +291,12 @@ class Waiters(Generic[Member]):
                 left[wait] = left.get(wait, 0) + 1
         over = {wait for waits in self._abandoned for wait in waits}
         left = {wait: count for wait, count in left.items() if wait not in over}
-        assert self.held == sum(wait.size for wait in left)
         known = {wait for member in self.by_member for wait in self._waits_of(member)}
         assert known == set(left), "the two indexes disagree"
         for member in self.by_member:
             assert self._waits_of(member)
             assert self.count_of(member) == sum(len(wait.keys) for wait in self._waits_of(member))
+            assert self.held_by(member) == sum(wait.size for wait in self._waits_of(member))
         for wait, count in left.items():
             assert wait.left == count > 0, f"a wait counts {wait.left} keys, the index {count}"
             assert wait in self._waits_of(wait.member)

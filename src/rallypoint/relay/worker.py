@@ -13,7 +13,6 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from rallypoint.engine.waiters import size_of
 from rallypoint.errors import ProtocolError
 from rallypoint.relay.control import Control, Message
 from rallypoint.relay.core.ranks import Rank
@@ -24,7 +23,7 @@ from rallypoint.relay.relay import Relay, new_token
 from rallypoint.rollcall.identity import WORKER, Identity, Role, hello_key
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.looks import Deliver
-from rallypoint.server.core.outbox import Close, Pause, Work
+from rallypoint.server.core.outbox import Close, Pause
 from rallypoint.server.loops.listening import Arrival
 from rallypoint.server.loops.loop import Callback, Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
@@ -36,8 +35,6 @@ from rallypoint.wire.opcodes import Op
 
 _MOST_UNSENT: Final = 4 << 20
 """A relay of which so much waits to be taken by the head is not read until it is."""
-_MANY_KEYS: Final = 1_000
-"""A wait for so many keys is counted at once, all others every second."""
 _DIAL_SECONDS: Final = 0.1
 _HELLO: Final = request(Op.DELETE_KEY, b"/" + hello_key(Identity(role=Role.TOOL)).encode())
 _HELLO_ANSWER_BYTES: Final = 8
@@ -69,16 +66,6 @@ class _Client(Rank):
         self._begin_look()
         self._core.worker.ask_head(question, self._take_snapshot)
         return None if self._is_paused else b""
-
-    @property
-    def waits_held(self) -> int:
-        """What its waits take at the head, in bytes."""
-        return sum(size_of(wait.keys) for wait in self._waits)
-
-    def _check_keys(self, more: int) -> None:
-        super()._check_keys(more)
-        if more > _MANY_KEYS:
-            self._core.outbox.others.append(Work.LIGHTEN)
 
     # A relay's session
 
@@ -147,19 +134,6 @@ class WorkerCore(RelayCore):
         super().close(client)
         assert isinstance(client, _Client)
         client.close_stream()
-
-    # Waits count here: the head could only end the whole worker for what one of its clients makes it hold.
-
-    @property
-    def held(self) -> int:
-        return super().held + sum(map(self._waits_held, self.clients))
-
-    def held_by(self, client: Rank) -> int:
-        return super().held_by(client) + self._waits_held(client)
-
-    def _waits_held(self, client: Rank) -> int:
-        assert isinstance(client, _Client)
-        return client.waits_held
 
 
 class _Look:

@@ -16,8 +16,12 @@ class Handler(Protocol):
     def validate(self) -> None: ...
     def get(self, key: bytes, /) -> bytes | None: ...
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the last request is not finished, although its method has returned bytes."""
+
     def go_on(self) -> bytes | None:
-        """Go on with the last request, whose method has returned None; return its reply, or None again."""
+        """Go on with the last request; return its reply, or a piece of it, or None."""
 
     def hold(self, count: int, is_cut: bool, /) -> None:
         """The parser keeps that many bytes of requests that are not complete, or not carried out.
@@ -32,8 +36,9 @@ class Handler(Protocol):
 class RequestHandler(Handler, Protocol):
     """Who carries requests out: a method per operation, which returns the reply to send, or `b""`.
 
-    A method may return None: the request takes longer, and `go_on` is to be called. It may raise
-    ProtocolError; the connection is then to be closed.
+    A method may return None: the request takes longer, and `go_on` is to be called. It may return
+    the first piece of a long reply, and leave the request unfinished. It may raise ProtocolError; the
+    connection is then to be closed.
     """
 
     def set(self, key: bytes, value: bytes, /) -> bytes: ...

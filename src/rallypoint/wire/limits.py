@@ -15,6 +15,8 @@ from rallypoint.errors import UsageError
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+_ENTRY_BYTES = 200
+"""What a key with a short value takes in memory."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Limits:
     held_bytes: int = 4 * _GIB
     """What all clients together can make the server hold besides keys and values: replies that they do not
     read, requests that are not complete, waits, what they tell, and relays' sessions. Beyond it, the client
-    that holds the most is closed. A server process takes a quarter of the machine's memory, unless it is told
-    otherwise."""
+    that holds the most is closed. A server process uses a quarter of the memory that it may use, unless it is
+    told otherwise."""
 
     relayed_bytes: int = 256 * _MIB
     """What a relay holds of its clients' requests until they are answered; it reads no more meanwhile."""
@@ -74,6 +76,18 @@ class Limits:
         for name, value in asdict(self).items():
             if not value > 0:
                 raise UsageError(f"limit {name} is {value!r}, but must be positive")
+
+    def within(self, memory: int) -> Limits:
+        """These limits for a process that may use this many bytes: half for values, a quarter for what is
+        held for clients. The rest is for replies on their way and for fragmentation."""
+        stored = min(self.stored_bytes, memory // 2)
+        return replace(
+            self,
+            stored_bytes=stored,
+            stored_entries=min(self.stored_entries, stored // _ENTRY_BYTES),
+            held_bytes=memory // 4,
+            relayed_bytes=min(self.relayed_bytes, memory // 4),
+        )
 
     def override(self, settings: Iterable[str]) -> Limits:
         """These limits with `NAME=VALUE` settings applied; raises UsageError for one that is not right."""

@@ -53,6 +53,7 @@ _MANY_BLOBS: Final = 8
 
 # Shorter replies are not counted as steps of their own.
 _LARGE_REPLY = 4096
+_PIECE_BYTES: Final = 1 << 16  # a shorter reply is whole
 
 STEPS_AT_ONCE = 256
 """How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply
@@ -178,13 +179,14 @@ class RequestParser(Generic[HandlerT]):
                 finally:
                     self.operations += self._hot.carried
                 if answer is not None:
-                    return answer
+                    return answer if len(answer) < _PIECE_BYTES else self._pass_on(answer)
             size = len(data)
             if size > 8 and data[0] == _GET:
                 (length,) = unpack_u64(data, 1)
                 if length == size - 9 and length <= self._get_cap:
                     self.operations += 1
-                    return self._handler.get(data[9:]) or b""
+                    answer = self._handler.get(data[9:]) or b""
+                    return answer if len(answer) < _PIECE_BYTES else self._pass_on(answer)
             elif size > 8 and data[0] == _BATCH:
                 batch = self._forms.by_opcode[_BATCH]
                 (length,) = unpack_u64(data, 1)
@@ -216,10 +218,10 @@ class RequestParser(Generic[HandlerT]):
         replies: list[bytes] = []
         if self._is_unfinished:
             reply = self._handler.go_on()
-            if reply is None:
+            if reply is None or self._handler.is_unfinished:
                 self._hold()
                 self._handler.postpone()
-                return b""
+                return reply or b""
             replies.append(reply)
             self._is_unfinished = False
         rest = bytes(self._kept)
@@ -235,6 +237,12 @@ class RequestParser(Generic[HandlerT]):
         self._hold()
         self._handler.postpone()
         return b""
+
+    def _pass_on(self, answer: bytes) -> bytes:
+        """The answer to the only request of a read. If it is just a piece, the others are for other feeds."""
+        if self._handler.is_unfinished:
+            self._stop(b"", is_unfinished=True)
+        return answer
 
     def _hold(self) -> None:
         """Tell how many bytes are kept of requests that are not complete, or not carried out."""
@@ -278,8 +286,9 @@ class RequestParser(Generic[HandlerT]):
                 if len(replies) > count and len(replies[-1]) >= _LARGE_REPLY:
                     hot = None  # it does not count steps, which now have to be
                     steps -= len(replies[-1]) // STEP_BYTES
-                    if steps < 0 and position < end:
-                        self._stop(data[position:], is_unfinished=False)
+                    is_unfinished = handler.is_unfinished
+                    if is_unfinished or (steps < 0 and position < end):
+                        self._stop(data[position:], is_unfinished=is_unfinished)
                         break
             if form is None:
                 if position >= pause:
@@ -302,8 +311,9 @@ class RequestParser(Generic[HandlerT]):
                             break
                         if len(reply) >= _LARGE_REPLY:
                             steps -= len(reply) // STEP_BYTES
-                            if steps < 0 and position < end:
-                                self._stop(data[position:], is_unfinished=False)
+                            is_unfinished = handler.is_unfinished
+                            if is_unfinished or (steps < 0 and position < end):
+                                self._stop(data[position:], is_unfinished=is_unfinished)
                                 break
                         continue
                     form, blobs, left = self._cut_get(length), [], 1

@@ -7,8 +7,10 @@ a barrier has one only until all before it is answered: from then on it comes wh
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Final
 
+from rallypoint.engine.waiters import size_of
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.relay.core.requests import Requests
 from rallypoint.relay.core.slots import Arrival, Call, Waiter
@@ -18,6 +20,7 @@ from rallypoint.server.core.clients import Client
 from rallypoint.server.core.front import Front
 from rallypoint.server.core.looks import Pending
 from rallypoint.server.core.outbox import Close, Pause
+from rallypoint.server.core.slices import SLICE, Rest
 from rallypoint.wire.encoding import EMPTY_BLOB, blob, pack_i64, unpack_i64
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.wire.parser import Forms, RequestParser
@@ -30,6 +33,8 @@ _MOST_DUE = 16
 """A client that waits for so many replies is not read until half of them are there."""
 _MOST_UNREAD: Final = 4 << 20
 """Nor is one that has so much to read."""
+_WAIT_BYTES: Final = 500
+"""What a wait or a place at a barrier takes in memory, with its reply and its request, besides its keys."""
 _NOTICE_BYTES = 1 << 16
 """What is sent at a time. Replies that many clients share take room only when they are sent."""
 
@@ -131,7 +136,7 @@ class Rank(Client):
 
     __slots__ = (
         *("_arrivals", "_calls", "_has_session", "_is_ending", "_keys", "_look", "_out", "_out_bytes"),
-        *("_is_paused", "_relay", "_replies", "_requests", "_waits", "is_present", "last"),
+        *("_is_paused", "_relay", "_replies", "_requests", "_waits", "_waits_held", "is_present", "last"),
     )
 
     def __init__(self, relay: Front[Rank], requests: Requests, forms: Forms[Rank], peer: str) -> None:
@@ -147,6 +152,7 @@ class Rank(Client):
         self._out_bytes = 0
         self._waits: dict[_Wait, None] = {}
         self._keys = 0  # that it waits for
+        self._waits_held = 0  # bytes that its waits take
         self._is_ending = False
         self._has_session = False
         self._look: _Reply | None = None
@@ -156,6 +162,15 @@ class Rank(Client):
     @property
     def is_owed(self) -> bool:
         return bool(self._replies or self._out)
+
+    @property
+    def held(self) -> int:
+        return super().held + self._waits_held
+
+    def _hold_waits(self, count: int) -> None:
+        count = max(count, -self._waits_held)  # nothing is counted any more for a client that has gone
+        self._waits_held += count
+        self._clients.count_held(count)
 
     def take_notice(self) -> bytes:
         notices: list[bytes | memoryview] = []
@@ -253,6 +268,7 @@ class Rank(Client):
         self._requests.combiner.wait(wait, keys)
         self._waits[wait] = None
         self._keys += len(keys)
+        self._hold_waits(_WAIT_BYTES + size_of(keys))
         self._requests.be_due()
         return b""
 
@@ -260,6 +276,7 @@ class Rank(Client):
         """A wait is over, or was refused."""
         del self._waits[wait]
         self._keys -= len(wait.keys)
+        self._hold_waits(-_WAIT_BYTES - size_of(wait.keys))
         if call is not None:
             self._be_called(call)
         if refusal is None:
@@ -275,6 +292,7 @@ class Rank(Client):
         arrival = _AtBarrier(self, self._waiting_reply(), (key, size), self._relay.turn.now)
         self._requests.combiner.arrive(arrival, self, key, size)
         self._arrivals[key, size] = arrival
+        self._hold_waits(_WAIT_BYTES + size_of([key]))
         self._requests.be_due()
         return b""
 
@@ -282,6 +300,7 @@ class Rank(Client):
         """A client is at a barrier no more."""
         if self._arrivals.get(arrival.name) is arrival:
             del self._arrivals[arrival.name]
+            self._hold_waits(-_WAIT_BYTES - size_of([arrival.name[0]]))
 
     def _pop(self, blobs: list[bytes], tail: bytes) -> bytes:
         call = self._calls.pop(blobs[0], None)
@@ -332,19 +351,31 @@ class Rank(Client):
         self._give_up(self._next_reply())
         return b""
 
-    def leave(self) -> None:
+    def read_no_more(self) -> None:
+        super().read_no_more()
+        self._waits_held = 0
+
+    def leave(self) -> Rest:
         """It will ask for nothing more, but still takes the replies to what it has asked."""
         self._is_ending = True
+        while len(self._waits) > SLICE:
+            self._end_waits(list(islice(self._waits, SLICE)))
+            self._requests.be_due()
+            yield
         self._give_up(None)
+
+    def _end_waits(self, waits: list[_Wait]) -> None:
+        for wait in waits:
+            self._requests.combiner.cancel(wait)
+            self.withdraw(wait.reply)
+            del self._waits[wait]
 
     def _give_up(self, reply: _Reply | None) -> None:
         """End all that it waits for; the reply is due when it has left all barriers."""
         combiner = self._requests.combiner
-        for wait in self._waits:
-            combiner.cancel(wait)
-            self.withdraw(wait.reply)
-        self._waits.clear()
+        self._end_waits(list(self._waits))
         self._keys = 0
+        self._hold_waits(-self._waits_held)
         for call in {id(call): call for call in self._calls.values()}.values():
             combiner.dismiss(call)
         self._calls.clear()

@@ -66,7 +66,7 @@ class RelayCore(Front[Rank]):
 
     def _leave(self, client: Rank) -> None:
         super()._leave(client)
-        client.leave()
+        self.requests.leave(client.leave())
 
     def close(self, client: Rank) -> None:
         super().close(client)

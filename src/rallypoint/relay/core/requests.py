@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ from rallypoint.relay.core.combining import Combiner
 from rallypoint.relay.core.slots import Asker, Line
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import Work
+from rallypoint.server.core.slices import Rest
 from rallypoint.wire.opcodes import Op
 
 _REPLY_BYTES: Final = 128
@@ -21,7 +23,10 @@ All others always do. So these wait for one such batch at most, and for a part o
 class Requests:
     """The combiner of one relay, and how much it holds. The outbox says when there is something to send."""
 
-    __slots__ = ("_is_crowded", "_is_due", "_is_pressed", "_limit", "_others", "combiner", "replies_due")
+    __slots__ = (
+        *("_is_crowded", "_is_due", "_is_pressed", "_leaving", "_limit", "_others"),
+        *("combiner", "replies_due"),
+    )
 
     def __init__(self, context: Context) -> None:
         self.combiner = Combiner()
@@ -32,10 +37,12 @@ class Requests:
         self._is_due = False
         self._is_pressed = False
         self._is_crowded = False
+        self._leaving: deque[Rest] = deque()  # of clients that waited for very much
 
     def renew(self) -> None:
         """The session upstream is lost, and with it all that was asked."""
         self.combiner = Combiner()
+        self._leaving.clear()
         self.check_pressure()
 
     def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
@@ -53,7 +60,18 @@ class Requests:
     def be_sent(self) -> None:
         """What could be sent has been."""
         self._is_due = False
+        self._go_on_leaving()
         self.check_pressure()
+
+    def leave(self, rest: Rest) -> None:
+        """Take back what a client has asked, with other clients' requests in between."""
+        self._leaving.append(rest)
+        self._go_on_leaving()
+
+    def _go_on_leaving(self) -> None:
+        while self._leaving and self.combiner.unsent_cost <= _CROWD:
+            if next(self._leaving[0], True):
+                self._leaving.popleft()
 
     def check_pressure(self) -> None:
         """Have the driver read nothing more from clients while too much is held.

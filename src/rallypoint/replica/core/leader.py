@@ -175,6 +175,7 @@ class LeaderCore(Front[Caller]):
         self._sending_bytes = 0
         for part in self._parts:
             self.replica.take(part, self._send)
+        self.check_held()
         for caller in [each for each in self._ended if not each.pending]:
             self._ended.remove(caller)
             self.outbox.woken.append(caller)  # nothing more will come for it, and it may be closed
@@ -241,9 +242,10 @@ class LeaderCore(Front[Caller]):
     def held(self) -> int:
         return super().held + sum(core.held for core in self.replica.stores.values())
 
-    def lighten(self, elsewhere: int = 0) -> None:
+    def lighten(self) -> None:
         """Close the client, or end the session, that holds the most, if all together hold too much."""
-        limit, held = self.limits.held_bytes, self.held + elsewhere
+        self.budget.is_reported = False
+        limit, held = self.limits.held_bytes, self.held
         if held <= limit:
             return
         why = f"all clients hold {held:,} bytes, and it holds the most; the limit held_bytes is {limit:,}"

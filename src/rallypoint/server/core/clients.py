@@ -14,7 +14,7 @@ from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
 from rallypoint.server.core.context import Context
-from rallypoint.server.core.outbox import Enter, GoOn, Work
+from rallypoint.server.core.outbox import Enter, GoOn
 from rallypoint.server.core.registry import Party, Sessions
 from rallypoint.wire.encoding import VALIDATE
 from rallypoint.wire.limits import Limits
@@ -109,7 +109,7 @@ class Client(Party, ABC):
 
     def read_no_more(self) -> None:
         """The parser refers back to the connection: without this, only a collection would free them."""
-        self._parser = self._looker = None
+        self._parser = self._looker = self._slices = None
         self.receive = _receive_nothing
         self._unread = self._unserved = 0
         self.told = _NOTHING_TOLD
@@ -285,10 +285,13 @@ class Clients(Generic[ClientT]):
 
     def count_held(self, count: int) -> None:
         """More bytes are held for a client, or less."""
-        budget = self._context.budget
-        budget.held += count
-        if count > 0 and budget.is_over:
-            self._context.outbox.others.append(Work.LIGHTEN)
+        self._context.budget.held += count
+        if count > 0:
+            self._context.check_budget()
+
+    def check_budget(self) -> None:
+        """More may be held for clients than the limit."""
+        self._context.check_budget()
 
     def enter(self, client: Client, name: bytes) -> None:
         """A client means another store."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rallypoint.engine.budget import Budget
 from rallypoint.server.core.about import About
-from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.journal import Journal
-from rallypoint.server.core.outbox import Outbox
+from rallypoint.server.core.outbox import Outbox, Work
 from rallypoint.server.core.turn import Turn
 from rallypoint.wire.limits import Limits
 
@@ -36,3 +36,9 @@ class Context:
             from rallypoint.server.core.event_journal import EventJournal  # late: see `journal`
 
             self.journal = EventJournal(self.turn, self.outbox)
+
+    def check_budget(self) -> None:
+        """Ask the driver to close the client that holds the most, if all of them hold too much."""
+        if self.budget.is_over and not self.budget.is_reported:
+            self.budget.is_reported = True
+            self.outbox.others.append(Work.LIGHTEN)

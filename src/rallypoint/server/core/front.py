@@ -49,13 +49,13 @@ class Front(ABC, Generic[ClientT]):
     """What it is called in snapshots."""
 
     __slots__ = (
-        *("_budget", "about", "began", "clients", "is_finding", "journal", "limits", "looks"),
+        *("about", "began", "budget", "clients", "is_finding", "journal", "limits", "looks"),
         *("outbox", "progress", "sessions", "traffic", "turn"),
     )
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self.limits = context.limits
-        self._budget = context.budget
+        self.budget = context.budget
         self.turn = context.turn
         self.about = context.about
         self.outbox: Outbox[ClientT] = context.outbox
@@ -101,7 +101,7 @@ class Front(ABC, Generic[ClientT]):
         self.traffic.end_second(
             self.turn, turns or Durations(), self._seen(counts), clients=len(self.clients), waiting=waiting
         )
-        self.lighten()
+        self.check_held()
         self.progress.look(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
         if self.journal.is_wanted:
             self.journal.look(self.plan, self.stall)
@@ -111,17 +111,27 @@ class Front(ABC, Generic[ClientT]):
         """Go on with what no client waits for, a slice at a time; return whether there is more to do."""
         return self.sessions.go_on(self.note_error)
 
-    def lighten(self, elsewhere: int = 0) -> None:
-        """Close the client, or end the session, that holds the most, if all together hold too much.
+    def check_held(self) -> None:
+        """Ask the driver to lighten the load if clients hold too much."""
+        if self.held > self.budget.limit:
+            self.outbox.others.append(Work.LIGHTEN)
 
-        `elsewhere`: how many bytes other stores of this server hold.
-        """
-        limit, held = self.limits.held_bytes, self.held + elsewhere
-        if held <= limit:
+    @property
+    def most_held(self) -> int:
+        """Bytes that are held for the client or session that holds the most."""
+        return max(*map(self.held_by, self.clients), *map(self.held_behind, self.sessions), 0, 0)
+
+    def lighten(self) -> None:
+        """Close the client, or end the session, that holds the most, if all together hold too much."""
+        self.budget.is_reported = False
+        if not self.budget.is_over:
             return
         client = max(self.clients, key=self.held_by, default=None)
         session = max(self.sessions, key=self.held_behind, default=None)
-        why = f"all clients hold {held:,} bytes, and it holds the most; the limit held_bytes is {limit:,}"
+        why = (
+            f"all clients hold {self.held:,} bytes, and it holds the most; "
+            f"the limit held_bytes is {self.budget.limit:,}"
+        )
         if session is not None and (client is None or self.held_behind(session) > self.held_by(client)):
             connection = session.connection
             self.sessions.end(session)
@@ -134,8 +144,8 @@ class Front(ABC, Generic[ClientT]):
 
     @property
     def held(self) -> int:
-        """Bytes that are held for clients, besides what is stored."""
-        return self._budget.held
+        """Bytes that are held for clients, besides what is stored; by all stores of this server."""
+        return self.budget.held
 
     def held_by(self, client: ClientT) -> int:
         """What is held for one client, but for its session."""
@@ -260,5 +270,5 @@ class Front(ABC, Generic[ClientT]):
         """Assert that all parts agree; for tests."""
         self.sessions.check_invariants()
         self.clients.check_invariants()
-        held = sum(client.held for client in self.clients) + sum(session.held for session in self.sessions)
-        assert self._budget.held == held
+        held = sum(map(self.held_by, self.clients)) + sum(map(self.held_behind, self.sessions))
+        assert self.budget.held == held or self.clients.have_named

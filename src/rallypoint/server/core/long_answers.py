@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple
 
+from rallypoint.engine.keyspace import Value
 from rallypoint.wire.sessions import PIECE_BYTES, Status, item
 
 
@@ -15,7 +16,10 @@ class _Rest(NamedTuple):
     status: Status
     key: bytes | None
     head: bytes
-    body: memoryview
+    body: Value
+    start: int
+    stop: int
+    """Where in `body` it begins and ends: a value that is appended to meanwhile only grows."""
 
 
 class LongAnswers:
@@ -36,19 +40,20 @@ class LongAnswers:
         """Whether an answer to a read of this key is among them."""
         return key in self._keys
 
-    def add(self, tag: int, status: Status, head: bytes, body: bytes, key: bytes | None = None) -> None:
+    def add(self, tag: int, status: Status, head: bytes, body: Value, key: bytes | None = None) -> None:
         """An answer of two parts, so that a value need not be copied. `key`: it answers a read of that."""
-        self._rests.append(_Rest(tag, status, key, head, memoryview(body)))
+        self._rests.append(_Rest(tag, status, key, head, body, 0, len(body)))
         self._keys[key] += 1
         self.bytes += len(head) + len(body)
 
     def take_piece(self) -> bytes:
         """The next item to be sent."""
-        tag, status, key, head, body = self._rests.popleft()
-        piece, rest = b"".join((head, body[:PIECE_BYTES])), body[PIECE_BYTES:]
+        tag, status, key, head, body, start, stop = self._rests.popleft()
+        end = min(start + PIECE_BYTES, stop)
+        piece = head + body[start:end]
         self.bytes -= len(piece)
-        if rest:
-            self._rests.appendleft(_Rest(tag, status, key, b"", rest))
+        if end < stop:
+            self._rests.appendleft(_Rest(tag, status, key, b"", body, end, stop))
             return item(tag, Status.PIECE, piece)
         self._keys[key] -= 1
         if not self._keys[key]:
@@ -57,8 +62,11 @@ class LongAnswers:
 
     def state(self) -> list[object]:
         """All of them, as plain data."""
-        return [[tag, int(status), head, bytes(body), key] for tag, status, key, head, body in self._rests]
+        return [
+            [each.tag, int(each.status), each.head, bytes(each.body[each.start : each.stop]), each.key]
+            for each in self._rests
+        ]
 
     def check_invariants(self) -> None:
-        assert self.bytes == sum(len(rest.head) + len(rest.body) for rest in self._rests)
+        assert self.bytes == sum(len(rest.head) + rest.stop - rest.start for rest in self._rests)
         assert self._keys == Counter(rest.key for rest in self._rests)

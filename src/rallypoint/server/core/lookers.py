@@ -29,6 +29,8 @@ class LookingClient(Protocol):
 class Looker:
     """Takes the requests of such a client. They are not counted."""
 
+    is_unfinished = False
+
     def __init__(self, client: LookingClient, limits: Limits) -> None:
         self._client = client
         self._parser = RequestParser(self, Forms(limits, _DELIVERIES))

@@ -35,7 +35,7 @@ class Sessions:
     """All sessions of a server or a relay, by their token."""
 
     __slots__ = (
-        *("_budget", "_by_token", "_carrier", "_of_workers", "_orphans", "_outbox", "_requests", "_rests"),
+        *("_by_token", "_carrier", "_context", "_of_workers", "_orphans", "_outbox", "_requests", "_rests"),
         "ended_workers",
     )
 
@@ -46,7 +46,7 @@ class Sessions:
         self._rests: deque[Rest] = deque()  # what is left to be done for sessions that come and go
         self._carrier = carrier
         self._outbox = context.outbox
-        self._budget = context.budget
+        self._context = context
         self._requests = WholeRequests(context.limits, IN_BATCHES)
         self._of_workers: WholeRequests | None = None  # what the workers of this server ask, if it has some
         self.ended_workers: Counters | None = None
@@ -60,18 +60,20 @@ class Sessions:
 
     def go_on_with(self, session: Session) -> Slices:
         """The rest of a batch, behind its first slice; returns what is to be sent then."""
-        yield
+        yield None
         while not self.step(session):
-            yield
+            yield None
         return session.flush()
 
     def step(self, session: Session) -> bool:
         """Carry out a slice of a batch; return whether there is none left. If it fails, the session ends."""
         try:
-            return session.step()
+            is_done = session.step()
         except Exception:
             self.end(session)
             raise
+        self._context.check_budget()
+        return is_done
 
     def go_on(self, note_error: Callable[[str, str], None]) -> bool:
         """Go on with what is left to be done for sessions without a connection, such as a batch.
@@ -121,7 +123,7 @@ class Sessions:
         limits = self._requests.limits
         session = self._by_token.get(token)
         while session is not None and not self.step(session):
-            yield
+            yield None
             session = self._by_token.get(token)
         answer = Answer.NEW if session is None else Answer.TAKEN_UP
         if session is not None and taken > session.kept.number:  # the log has lost what it had been sent
@@ -135,7 +137,7 @@ class Sessions:
                 raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
             requests = self._worker_requests() if connection.peer.startswith(WORKER) else self._requests
             session = self._by_token[token] = Session(
-                token, self._carrier, requests, self._outbox, self._budget
+                token, self._carrier, requests, self._outbox, self._context.budget
             )
             session.id, session.since = connection.id, connection.since
         elif not session.kept.reaches_back_to(taken):
@@ -219,7 +221,7 @@ class Sessions:
         """Have the sessions that have given this state, each on its connection. There were none before."""
         for each in state:
             token = each[0][0]
-            session = Session(token, self._carrier, self._requests, self._outbox, self._budget)
+            session = Session(token, self._carrier, self._requests, self._outbox, self._context.budget)
             self._by_token[token] = session
             connection = session.take_state(each, value_of)
             if connection is not None:

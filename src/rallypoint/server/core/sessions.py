@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from rallypoint.compiling import mypyc_attr
-from rallypoint.engine.keyspace import State
+from rallypoint.engine.budget import Budget
+from rallypoint.engine.keyspace import State, Value
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Outbox
 from rallypoint.server.core.slices import Rest, Slices, Worker, nothing, one_after_the_other, sliced
@@ -212,7 +212,7 @@ class Session:
 
     # Answers
 
-    def answer(self, tag: int, status: Status, content: bytes, value: bytes = b"") -> None:
+    def answer(self, tag: int, status: Status, content: bytes, value: Value = b"") -> None:
         """Answer with `content`, and `value` behind it, soon.
 
         A long answer is sent in pieces, or refused if there is no room for it.
@@ -230,7 +230,7 @@ class Session:
             self._put(item(tag, Status.REFUSED, message.encode()))
 
     def _put_long(
-        self, tag: int, status: Status, content: bytes, value: bytes = b"", key: bytes | None = None
+        self, tag: int, status: Status, content: bytes, value: Value = b"", key: bytes | None = None
     ) -> None:
         self._long.add(tag, status, *((content, value) if value else (b"", content)), key)
         self._budget.held += len(content) + len(value)
@@ -257,7 +257,7 @@ class Session:
         return self.kept.bytes + self._items_bytes + self._long.bytes + size <= self._most_bytes
 
     def answer_read(
-        self, tag: int, key: bytes, same: object, content: bytes, value: bytes = b"", *, recalled: bool
+        self, tag: int, key: bytes, same: object, content: bytes, value: Value = b"", *, recalled: bool
     ) -> None:
         """Answer a GET with `content`, and `value` behind it.
 

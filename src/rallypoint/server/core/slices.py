@@ -7,17 +7,20 @@ together, is what takes long.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.wire.parser import STEPS_AT_ONCE
 
-Slices = Generator[None, None, bytes]
-"""A request under way: it stops behind each slice but the last, and returns the reply."""
+Slices = Generator[bytes | None, None, bytes]
+"""A request under way: it yields behind each slice but the last, and returns the reply. If that is long, it
+yields pieces of it before."""
 
 SLICE = STEPS_AT_ONCE
 """How many keys are a slice; an even number, as keys and values alternate in some requests."""
 
+PIECE_BYTES: Final = 1 << 18
+"""How much of a long reply is made and sent at a time."""
 
 T = TypeVar("T")
 
@@ -48,18 +51,24 @@ class Worker:
     def __init__(self) -> None:
         self._slices: Slices | None = None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a request is under way: `go_on` is to be called."""
+        return self._slices is not None
+
     def begin(self, slices: Slices) -> bytes | None:
-        """The first slice of a request; returns its reply if that was all of it, else None."""
+        """The first slice of a request; returns what `go_on` does."""
         self._slices = slices
         return self.go_on()
 
     def go_on(self) -> bytes | None:
-        """The next slice; returns the reply behind the last one."""
-        assert self._slices is not None, "there is a request under way"
+        """The next slice; returns the reply behind the last one, and before that a piece of it, or None."""
+        slices, self._slices = self._slices, None
+        assert slices is not None, "there is a request under way"
         try:
-            next(self._slices)
+            piece = next(slices)
         except StopIteration as end:
-            self._slices = None
             reply: bytes = end.value
             return reply
-        return None
+        self._slices = slices
+        return piece

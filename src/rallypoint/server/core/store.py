@@ -11,12 +11,12 @@ from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.engine import Engine
-from rallypoint.engine.keyspace import State
+from rallypoint.engine.budget import Budget
+from rallypoint.engine.keyspace import State, Value
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import is_hello
 from rallypoint.rollcall.question import KEYS_NAMED, Question
 from rallypoint.server.core.about import About
-from rallypoint.server.core.budget import Budget
 from rallypoint.server.core.clients import Client
 from rallypoint.server.core.contents import Contents
 from rallypoint.server.core.context import Context
@@ -27,11 +27,11 @@ from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.outbox import Work
 from rallypoint.server.core.owners import Owners
 from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.slices import SLICE, Slices, sliced
+from rallypoint.server.core.slices import PIECE_BYTES, SLICE, Slices, sliced
 from rallypoint.server.core.tickets import StoreCarrier, Ticket
 from rallypoint.server.core.turn import Turn
 from rallypoint.server.core.writers import Writers
-from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, blobs, pack_i64, pack_u64
+from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
 from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
@@ -49,13 +49,15 @@ class Connection(Client):
     """One client: the handler of its requests. Made by `Core.open` alone."""
 
     __slots__ = (
-        *("_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn", "_woken", "_writers"),
+        *("_budget", "_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn"),
+        *("_woken", "_writers"),
     )
 
     def __init__(self, core: Core, peer: str) -> None:
         super().__init__(core.clients, core.sessions, peer)
         self._core = core
         self._turn = core.turn
+        self._budget = core.budget
         self._journal = core.journal
         self._woken = core.outbox.woken
         self._engine = core.engine
@@ -91,17 +93,27 @@ class Connection(Client):
             return EMPTY_BLOB
         length = len(value)  # from here on as in `blob`, but without the call: this is the hot path
         if length >= SHORT:
-            self._core.check_reply(length)
-            return pack_u64(length) + value
+            return self._get_long(key, value)
         return SHORT_LENGTHS[length] + value
+
+    def _get_long(self, key: bytes, value: Value) -> bytes:
+        length = len(value)
+        self._core.check_reply(length)
+        if length <= PIECE_BYTES:
+            return pack_u64(length) + value
+        self._core.note_sending(self, [key], [value], length)
+        return self.begin(_in_blobs([value], [length])) or b""
 
     def multi_get(self, keys: list[bytes]) -> bytes | None:
         return self.begin(self._multi_get(keys))
 
     def _multi_get(self, keys: list[bytes]) -> Slices:
-        values = self._engine.multi_get(keys)
-        self._core.check_reply(8 * len(values) + sum(map(len, values)))
-        return (yield from _in_blobs(values))
+        values = [value or b"" for value in map(self._get, keys)]
+        lengths = list(map(len, values))
+        self._core.check_reply(8 * len(values) + sum(lengths))
+        if sum(lengths) > PIECE_BYTES:
+            self._core.note_sending(self, keys, values, sum(lengths))
+        return (yield from _in_blobs(values, lengths))
 
     def set(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.set(key, value)
@@ -115,7 +127,7 @@ class Connection(Client):
         new: dict[bytes, bytes] = {}
         for some in sliced(keys_and_values):
             if new:
-                yield
+                yield None
             new.update(zip(some[::2], some[1::2], strict=True))
         woken = self._engine.set_all(new)
         self._writers.update(dict.fromkeys(new, self.id))
@@ -172,7 +184,7 @@ class Connection(Client):
     def _list_keys(self) -> Slices:
         keys = list(self._engine.keys())
         self._core.check_reply(8 * len(keys) + sum(map(len, keys)))
-        return pack_i64(len(keys)) + (yield from _in_blobs(keys))
+        return (yield from _in_blobs(keys, list(map(len, keys)), pack_i64(len(keys))))
 
     def queue_push(self, key: bytes, value: bytes) -> bytes:
         woken = self._engine.push(key, value)
@@ -199,6 +211,8 @@ class Connection(Client):
         if self._engine.wait(self, keys, self._turn.now):
             return STOP_WAITING
         self._journal.waits(self, keys)
+        if self._budget.is_over:
+            self._clients.check_budget()
         return b""
 
     def _wait(self, keys: list[bytes]) -> Slices:
@@ -206,12 +220,14 @@ class Connection(Client):
         if is_over:
             return STOP_WAITING
         self._journal.waits(self, keys)
+        self._clients.check_budget()
         return b""
 
     def barrier(self, key: bytes, world_size: int) -> bytes:
         released = self._engine.barrier(self, key, world_size, now=self._turn.now)
         self._journal.waits(self, [key])
         if not released:
+            self._clients.check_budget()
             return b""
         self._journal.gathered(key, world_size, released, self)
         return wake(released, self, self._journal)
@@ -238,14 +254,28 @@ class Connection(Client):
             self._woken.append(self)
 
 
-def _in_blobs(values: list[bytes]) -> Slices:
-    """A reply with all of these."""
-    replies: list[bytes] = []
-    for some in sliced(values):
-        if replies:
-            yield
-        replies.append(blobs(some))
-    return b"".join(replies)
+def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") -> Slices:
+    """A reply with all of these, behind `head`; a long one in pieces, each copied when it is sent.
+
+    `lengths` are those of right now: a value that is appended to only grows, so what has been there stays.
+    """
+    parts: list[Value] = [head]
+    size = 0
+    for number, (value, length) in enumerate(zip(values, lengths, strict=True), 1):
+        parts.append(pack_u64(length))
+        start = 0
+        while length - start > PIECE_BYTES:
+            parts.append(value[start : start + PIECE_BYTES])
+            yield b"".join(parts)
+            parts, size, start = [], 0, start + PIECE_BYTES
+        parts.append(value[start:length])
+        size += length - start
+        if size > PIECE_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+        elif not number % SLICE:
+            yield None
+    return b"".join(parts)
 
 
 def _name_of(member: Member) -> State:
@@ -260,6 +290,9 @@ class Core(Front[Connection]):
         "_carrier",
         "_contents",
         "_framed",
+        "_replaced",
+        "_sending",
+        "_sending_bytes",
         "engine",
         "forms",
         "has_names",
@@ -285,13 +318,16 @@ class Core(Front[Connection]):
         server of this core; all of them together may hold what one may.
         """
         limits = limits or Limits()
-        budget = Budget(limits, beside._budget if beside is not None else None)
+        budget = beside.budget if beside is not None else Budget(limits)
         context = Context(limits, turn, about, wants_events=wants_events, budget=budget)
-        self.engine: Engine[Member] = Engine(context.limits)
+        self.engine: Engine[Member] = Engine(context.limits, budget)
         self.has_names = has_names
         self.writers = Writers()
         self.pushers = Writers()
         self._framed = b"", blob(b"")
+        self._sending: dict[Connection, tuple[list[bytes], list[Value]]] = {}
+        self._sending_bytes = 0  # how much has begun since `_count_replaced`
+        self._replaced: dict[Connection, int] = {}
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
         super().__init__(context, self._carrier)
         self.clients.have_named = beside is not None
@@ -317,10 +353,30 @@ class Core(Front[Connection]):
         woken = self.engine.withdraw(client)
         if woken:
             wake(woken, client, self.journal)
+        if self.engine.is_untidy:
+            self.outbox.others.append(Work.REST)
 
     def close(self, client: Connection) -> None:
         super().close(client)
         self.owners.remove(client.id)
+
+    def note_sending(self, client: Connection, keys: list[bytes], values: list[Value], count: int) -> None:
+        """A client is sent these values piece by piece: they stay in memory if others replace them."""
+        self._sending_bytes += count
+        if self._sending_bytes > self.budget.limit // 8:
+            self._count_replaced()
+        self._sending[client] = keys, values
+
+    def _count_replaced(self) -> None:
+        """Charge clients for the values that they are being sent and that are no longer stored."""
+        get, before = self.engine.get, sum(self._replaced.values())
+        self._sending = {each: sent for each, sent in self._sending.items() if each.is_unfinished}
+        self._replaced = {
+            each: sum([len(value) for key, value in zip(*sent, strict=True) if get(key) is not value])
+            for each, sent in self._sending.items()
+        }
+        self._sending_bytes = 0
+        self.clients.count_held(sum(self._replaced.values()) - before)
 
     def check_reply(self, count: int) -> None:
         """Refuse to put together a reply that is longer than anyone may be sent."""
@@ -361,15 +417,11 @@ class Core(Front[Connection]):
         super().end_second(turns)
         self.writers.trim()
         self.pushers.trim()
-        if self.engine.is_untidy:
-            self.outbox.others.append(Work.REST)
-
-    @property
-    def held(self) -> int:
-        return super().held + self.engine.waits_held
+        if self._sending:
+            self._count_replaced()
 
     def held_by(self, client: Connection) -> int:
-        return super().held_by(client) + self.engine.waits_held_by(client)
+        return super().held_by(client) + self.engine.waits_held_by(client) + self._replaced.get(client, 0)
 
     def held_behind(self, session: Session) -> int:
         return super().held_behind(session) + sum(map(self.engine.waits_held_by, session.notes.values()))
@@ -403,11 +455,7 @@ class Core(Front[Connection]):
 
     @property
     def oldest_wait(self) -> float | None:
-        return min(map(self._waits_since, self.engine.longest_waiting), default=None)
-
-    def _waits_since(self, member: Member) -> float:
-        waits = [since for _, _, since in self.engine.waits_of(member, 1)]
-        return min([*waits, *self.engine.barriers_of(member).values()])
+        return self.engine.oldest_wait
 
     def waits_of(self, client: Connection) -> Sequence[Pending]:
         return self.engine.waits_of(client, KEYS_NAMED)

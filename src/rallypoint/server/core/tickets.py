@@ -11,7 +11,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.slices import SLICE, Rest, sliced
+from rallypoint.server.core.slices import PIECE_BYTES, SLICE, Rest, sliced
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.wire.handlers import SERVED, RequestHandler
@@ -50,7 +50,7 @@ class Ticket:
 class StoreCarrier:
     """Carries out the requests of all sessions of one server."""
 
-    __slots__ = ("_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
+    __slots__ = ("_budget", "_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class StoreCarrier:
         self._engine = engine
         self._turn = context.turn
         self._journal = context.journal
+        self._budget = context.budget
         self._make_requester = make_requester
         self._requesters: dict[Session, Requester] = {}
 
@@ -72,24 +73,24 @@ class StoreCarrier:
             if own is not None:
                 return own(self, session, tag, blobs, tail)
             reply = SERVED[op](self._requester(session), blobs, tail)
-            if reply is None:
-                return self._finish(session, tag)
+            if reply is None or len(reply) > PIECE_BYTES:
+                return self._finish(session, tag, reply or b"")
             session.answer(tag, Status.DONE, reply)
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
         return None
 
-    def _finish(self, session: Session, tag: int) -> Rest:
-        """The rest of a request that takes long."""
-        requester = self._requester(session)
+    def _finish(self, session: Session, tag: int, piece: bytes) -> Rest:
+        """The rest of a request that takes long. `piece`: what there is of its reply."""
+        requester, pieces = self._requester(session), [piece]
         try:
-            yield
-            while (reply := requester.go_on()) is None:
+            while requester.is_unfinished:
                 yield
+                pieces.append(requester.go_on() or b"")
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
         else:
-            session.answer(tag, Status.DONE, reply)
+            session.answer(tag, Status.DONE, b"".join(pieces))
 
     def _requester(self, session: Session) -> Requester:
         requester = self._requesters.get(session)
@@ -112,12 +113,14 @@ class StoreCarrier:
                 self._wake(self._engine.resume(ticket), session)
 
     def forget(self, session: Session) -> Rest:
+        self._budget.ending += 1
         for ticket in session.notes_in_slices():
             if ticket is None:
                 yield
             else:
                 del session.notes[ticket.tag]
                 self._wake(self._engine.withdraw(ticket), session)
+        self._budget.ending -= 1
         self._requesters.pop(session, None)
 
     def tell(self, ticket: Ticket) -> None:
@@ -171,11 +174,11 @@ class StoreCarrier:
             value = b""
         # A bytearray changes in place: that it is the same says nothing.
         same = value if type(value) is bytes else object()
-        session.answer_read(tag, key, same, pack_u64(len(value)), bytes(value), recalled=recalled)
+        session.answer_read(tag, key, same, pack_u64(len(value)), value, recalled=recalled)
 
     def _compare_set(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
         _, value = self._requester(session).swap(*blobs)
-        session.answer(tag, Status.DONE, pack_u64(len(value)), bytes(value))
+        session.answer(tag, Status.DONE, pack_u64(len(value)), value)
 
     def _wait(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> Rest | None:
         ticket = Ticket(self, session, tag, self._turn.now)

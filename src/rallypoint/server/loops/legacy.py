@@ -69,11 +69,14 @@ class LegacyLoop(Loop):
             self.begin_turn()
             for key, events in ready:
                 watch: _Watch = key.data
-                # Either may be gone by now, because of an event before it in this same round.
-                if events & selectors.EVENT_READ and watch.on_readable:
-                    watch.on_readable()
-                if events & selectors.EVENT_WRITE and watch.on_writable:
-                    watch.on_writable()
+                try:
+                    # Either may be gone by now, because of an event before it in this same round.
+                    if events & selectors.EVENT_READ and watch.on_readable:
+                        watch.on_readable()
+                    if events & selectors.EVENT_WRITE and watch.on_writable:
+                        watch.on_writable()
+                except MemoryError:
+                    self.relieve()
             self._call_due()
             self.end_turn()
 
@@ -87,7 +90,10 @@ class LegacyLoop(Loop):
         while timers and timers[0][0] <= now:
             due.append(heapq.heappop(timers)[2])
         for callback in due:
-            callback()
+            try:
+                callback()
+            except MemoryError:
+                self.relieve()
 
     def stop(self) -> None:
         self._stopping = True

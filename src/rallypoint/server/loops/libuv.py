@@ -42,6 +42,8 @@ class LibuvLoop(Loop):
         self.begin_turn()
         try:
             callback()
+        except MemoryError:
+            self.relieve()
         finally:
             if self.sending is not None:
                 self.sending.flush()
@@ -88,7 +90,10 @@ class LibuvLoop(Loop):
             seconds = max(self._due[0] - monotonic(), _BRIEFLY) if self._due else _PATIENCE
         self._readers.is_pressed = False
         self._loop.call_soon(self._wait)
-        self._readers.wait(seconds)
+        try:
+            self._readers.wait(seconds)
+        except MemoryError:
+            self.relieve()
 
     def _press(self) -> None:
         """libuv is to have a turn soon."""

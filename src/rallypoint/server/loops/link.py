@@ -173,12 +173,12 @@ class Link(Generic[ClientT]):
 
         Its connection is closed, as nobody knows how much of its last reply has been sent.
         """
+        peer, error = self.client.peer, sys.exc_info()[1]
+        if isinstance(error, MemoryError):
+            self._pump.loop.relieve()
+            error = None  # its traceback says nothing
         self._pump.drop(self)
-        try:
-            peer = self.client.peer
-            logger.exception("closed %s: the server failed to serve it", peer, extra={"peer": peer})
-        except MemoryError:  # there is not even room for the words
-            pass
+        logger.error("closed %s: the server failed to serve it", peer, exc_info=error, extra={"peer": peer})
 
     def _read_on(self, data: bytes) -> bytes:
         """The room was filled: if it was small, read again, and with more room from now on."""

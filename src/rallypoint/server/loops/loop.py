@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,8 +15,11 @@ from rallypoint.server.core.turn import Turn
 if TYPE_CHECKING:
     from rallypoint.server.loops.native import Sending
 
+logger = logging.getLogger("rallypoint.server")
+
 Callback = Callable[[], None]
 
+_RESERVE_BYTES: Final = 4 << 20
 _UNTIMED: Final = 15
 """One turn in 16 is timed: to read the clock and to note the time takes a good part of a short turn."""
 
@@ -45,6 +49,21 @@ class Loop(ABC):
         """How long turns have taken: from the system's word that there is something to do, until all of it
         was done. A client waits no longer than that for its answer."""
         self._untimed = _UNTIMED
+        self._reserve = bytes(_RESERVE_BYTES)  # of address space: nothing is ever written to it
+
+    def relieve(self) -> None:
+        """Memory has run out: free the reserve, so that clients can be closed, and log one line."""
+        if self._reserve:
+            self._reserve = b""
+            logger.error("out of memory: clients that need more are closed until there is some again")
+
+    def restore(self) -> None:
+        """Now and then: have a reserve again."""
+        if not self._reserve:
+            try:
+                self._reserve = bytes(_RESERVE_BYTES)
+            except MemoryError:
+                pass
 
     def begin_turn(self) -> None:
         self.turn.now = monotonic()

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
@@ -44,7 +45,7 @@ TICK_SECONDS = 1.0
 """How often handshakes are checked against their deadline, a paused accept is tried again, and clients are
 looked for that have gone unnoticed."""
 
-_SNAPSHOT_SLICE: Final = 0.002
+_SLICE: Final = 0.001
 _SNAPSHOT_PAUSE: Final = 0.01
 
 
@@ -98,6 +99,8 @@ class Pump(Generic[ClientT]):
         """What new clients come through; None: everybody comes in."""
         self._delivering = False
         self._holding = False
+        self._is_going_on = False
+        self._leaving: deque[Link[ClientT]] = deque()  # of clients that have ended, and are owed nothing
         self._closed = False
         self._set_clock()
 
@@ -183,6 +186,7 @@ class Pump(Generic[ClientT]):
                 self.note_error(client, why)
                 self.drop(self._links[client])
         self._listening.resume()
+        self.loop.restore()
         self._backlog.forgive()
         seconds = self.core.limits.handshake_seconds
         for link in self._backlog.deaf(seconds):
@@ -291,7 +295,7 @@ class Pump(Generic[ClientT]):
         elif work is Work.LIGHTEN:
             self._lighten()
         elif work is Work.REST:
-            self.loop.later(0, self._go_on)
+            self._go_on_later()
         elif work is Work.FLUSH:
             # Not before all that is ready to be read has been read: what that brings goes along.
             self.loop.later(0, self._flush)
@@ -308,7 +312,7 @@ class Pump(Generic[ClientT]):
         """Go on with snapshots for a moment; the rest is for the next turns."""
         if self._closed:
             return
-        end = time.monotonic() + _SNAPSHOT_SLICE
+        end = time.monotonic() + _SLICE
         step: LookStep | Client = LookStep.MORE
         while step is not LookStep.DONE and step is not LookStep.IDLE and time.monotonic() < end:
             step = self.core.looks.step()
@@ -318,11 +322,23 @@ class Pump(Generic[ClientT]):
             self.loop.later(_SNAPSHOT_PAUSE if step is LookStep.IDLE else 0, self._make_snapshots)
         self.deliver()
 
+    def _go_on_later(self) -> None:
+        if not self._is_going_on:
+            self._is_going_on = True
+            self.loop.later(0, self._go_on)
+
     def _go_on(self) -> None:
         """Go on with what the core has left to do; the rest is for the next turns."""
+        self._is_going_on = False
         if not self._closed:
-            if self.core.go_on():
-                self.loop.later(0, self._go_on)
+            end, has_more = time.monotonic() + _SLICE, True
+            while has_more and time.monotonic() < end:
+                if self._leaving:
+                    self.drop(self._leaving.popleft())
+                else:
+                    has_more = self.core.go_on()
+            if has_more:
+                self._go_on_later()
             self.deliver()
 
     def _lighten(self) -> None:
@@ -400,14 +416,20 @@ class Pump(Generic[ClientT]):
     def end(self, link: Link[ClientT]) -> None:
         """Close, but not before all is sent, or the time for that is over."""
         link.flush()
-        if (link.unsent is None and not link.client.is_owed) or link.client not in self._links:
+        is_owed = link.unsent is not None or link.client.is_owed
+        is_late = time.monotonic() > self.loop.turn.now + _SLICE
+        if link.client not in self._links or not (is_owed or is_late):
             self.drop(link)
         elif not link.ending:
             link.ending = True
             self._backlog.forget(link)
             self.loop.watch_readable(link.sock, None)
-            self.core.end(link.client)
-            self.deliver()
+            if is_owed:
+                self.core.end(link.client)
+                self.deliver()
+            else:  # very many leave at once, and others need not wait for that
+                self._leaving.append(link)
+                self._go_on_later()
 
     def refuse(self, link: Link[ClientT], error: ProtocolError) -> None:
         """Close because of a violation, but first send the replies to the requests before it."""

@@ -89,18 +89,14 @@ class StorePump(Pump[Connection]):
         self._lighten_all()
 
     def _lighten_all(self) -> None:
-        """What all stores hold together is bounded as what one holds: the heaviest store gives way."""
+        """What all stores hold together is bounded as what one holds: the heaviest client gives way."""
         self._is_lightening = False
         before = math.inf
-        while not self._closed and self.core.limits.held_bytes < (held := self._held) < before:
-            before = held
-            heaviest = max((self, *self._named.values()), key=lambda pump: pump.core.held)
-            heaviest.core.lighten(held - heaviest.core.held)
+        while not self._closed and self.core.budget.is_over and self.core.held < before:
+            before = self.core.held
+            heaviest = max((self, *self._named.values()), key=lambda pump: pump.core.most_held)
+            heaviest.core.lighten()
             heaviest.deliver()
-
-    @property
-    def _held(self) -> int:
-        return sum(pump.core.held for pump in (self, *self._named.values()))
 
     def _lighten(self) -> None:
         """Not at once: a pump that has work delivered closes nobody until that is done."""

@@ -162,6 +162,7 @@ _COLLECT_AFTER = 100_000
 def settle_in(log_level: int) -> None:
     """Make this process fit for many connections, and log to standard error without ever waiting for it."""
     logging.basicConfig(handlers=[DroppingHandler()], level=log_level, format="rallypoint: %(message)s")
+    logging.raiseExceptions = False  # a line for which there is no memory is lost
     _raise_file_limit()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
@@ -173,7 +174,7 @@ def limits_of_environment() -> Limits:
     That has NAME=VALUE pairs, with commas between them.
     """
     memory = memory_bytes()
-    limits = Limits() if memory is None else Limits(held_bytes=max(memory // 4, 1))
+    limits = Limits() if memory is None else Limits().within(memory)
     try:
         return limits.override(filter(None, os.environ.get(LIMITS_VARIABLE, "").split(",")))
     except UsageError as error:

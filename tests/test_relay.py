@@ -38,6 +38,7 @@ from rallypoint.relay.relay import Relay
 from rallypoint.server.core.store import Core
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
+from rallypoint.server.process.hosting import host_server
 from rallypoint.stores.tcp import TCPStore
 from rallypoint.wire.encoding import counted_request, pack_i64, request
 from rallypoint.wire.limits import Limits
@@ -157,6 +158,25 @@ def test_a_relay_has_no_stores_with_names(site: Site) -> None:
 def test_a_relay_says_that_its_upstream_is_not_there() -> None:
     with pytest.raises(ServerStartError, match=r"cannot reach the store at 127\.0\.0\.1:1 within 0\.3 s"):
         host_relay([("127.0.0.1", 1)], seconds=0.3)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_of_two_relays_of_a_machine_one_says_that_the_store_was_away(
+    quiet: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = host_server("localhost", 0)
+    relay = host_relay([store.address], quiet=quiet)
+    try:
+        with TCPStore(*relay.address, timeout=60) as client:
+            client.set("key", "value")
+            store.release()
+            with pytest.raises(ConnectionLostError):
+                client.get("key")
+        said = capfd.readouterr().err
+        assert ("lost the connection" in said) is not quiet, said
+        assert "is lost: nothing has listened there" in said, "that is told in any case"
+    finally:
+        relay.release()
 
 
 def test_a_hosted_relay_ends_with_its_parent(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
@@ -134,12 +135,17 @@ def test_a_store_that_is_stopped_goes_on_elsewhere_and_nothing_is_lost(
     rank = stack.enter_context(TCPStore(HOST, port, timeout=SECONDS))
     assert rank.add("n", 1) == 1
     moving.freeze()
+    frozen = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         adding = pool.submit(rank.add, "n", 1)
         until(lambda: "no sign of life" in caplog.text, "the relay notices")
+        away = time.monotonic() - frozen
         assert not adding.done()
         moving.serve(2)
         assert adding.result(SECONDS) == 2
+    counted = re.search(r"answers again after (\S+) s", caplog.text)
+    assert counted is not None
+    assert float(counted.group(1)) > away - 0.06, "from its last sign of life; told in tenths"
     assert f"lost the connection to the store at {at(moving, 1)}: no sign of life" in caplog.text
     assert f"trying all of {moving.names()} for 60 s" in caplog.text
     assert f"the store at {at(moving, 2)} answers again after" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ def main() -> None:
 
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    if order["quiet"]:
+        logging.getLogger("rallypoint.relay").setLevel(logging.ERROR)
     upstream = find_upstream(
         [(host, port) for host, port in order["places"]], order["seconds"], order["store"]
     )

@@ -38,14 +38,16 @@ def host_relay(
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
     prepared: PreparedServer | None = None,
+    quiet: bool = False,
 ) -> HostedServer:
     """Start a relay on this machine, at one of these ports, for the store or relay at one of the places.
 
     `store` names one of several stores that are there. The relay listens where `host` says, or where the
-    process does that is `prepared`. Raises BindError, or ServerStartError, also if the upstream is not
+    process does that is `prepared`. `quiet`: it does not log that the store was away for a while, as another
+    relay of this machine does. Raises BindError, or ServerStartError, also if the upstream is not
     reached in time.
     """
-    order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds}
+    order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds, "quiet": quiet}
     process = prepared or prepare_relay(host, ports)
     return process.serve(order, backend=backend, lifespan=lifespan)
 

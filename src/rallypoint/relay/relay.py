@@ -58,6 +58,7 @@ class Relay(Pump[Rank]):
         self._connection: Stream | None = None
         self._place = upstream.name  # where it has been last
         self._down_since: float | None = None
+        self._heard_at = 0.0
         # Since when no connection has lasted from one tick to the next: one that is broken again at once,
         # each time, is no better than none.
         self._failing_since: float | None = None
@@ -144,6 +145,7 @@ class Relay(Pump[Rank]):
         self._late_bytes = late_bytes
 
     def _on_data(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
         try:
             reply = self._relay.receive_upstream(data)
         except SessionLostError as error:
@@ -177,7 +179,8 @@ class Relay(Pump[Rank]):
 
     def _go_down(self, why: str) -> None:
         if self._down_since is None:
-            self._down_since = time.monotonic()
+            # A store that may be elsewhere is asked for signs of life: it has been away since the last one.
+            self._down_since = (self._upstream.moves and self._heard_at) or time.monotonic()
             logger.warning(
                 "lost the connection to the store at %s: %s; trying %s for %g s",
                 *(self._place, why, f"all of {self._upstream.name}" if self._upstream.moves else "again"),

@@ -112,7 +112,7 @@ def open_replicated(
     except ConnectError as error:
         error.hint = _where_to_look(places)
         raise
-    relay = host_relay(places, store=run_id + MEETING, backend=choose(), lifespan=LIFESPAN)
+    relay = host_relay(places, store=run_id + MEETING, backend=choose(), lifespan=LIFESPAN, quiet=True)
     store = TCPStore(*relay.address, timeout=min(seconds, _ANSWER_SECONDS), role=Role.AGENT)
     reachable = local_address or own_address(_elsewhere_first(places))
     return ReplicatedPlace(places, store, relay, RoundsHere(run_id, reachable, ports))

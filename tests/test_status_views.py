@@ -104,13 +104,13 @@ def test_a_round_is_told_with_all_that_went_wrong() -> None:
         judge(snapshot()),
         meetings=(
             JobRound("job", 2, 5, hosts, ("node-e",), ("node-f",), ("first", "last"), "it is over", "a:1"),
-            JobRound("x", 0, -1, ()),
+            JobRound("x", 0, 1, (), most=2),
         ),
     )
     assert [line for line in summary(snapshot(), roll) if "round" in line] == [
         "rounds    job: round 2, 4 of 5 machines; its store: a:1; joined: node-a, node-b, node-c, "
         "and 1 more; waiting: node-e; lost: node-f; closed: it is over; told: last",
-        "          x: round 0, 0 machines",
+        "          x: round 0, 0 of 1 to 2 machines",
     ]
 
 

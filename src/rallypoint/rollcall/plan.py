@@ -102,7 +102,7 @@ class JobRound:
     round: int
     """From 0: how often the job was started again."""
     expected: int
-    """Machines; -1: not known."""
+    """Machines, at least; -1: not known."""
     joined: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
@@ -115,6 +115,8 @@ class JobRound:
     """The name of that store, if it is at the same server as the meeting."""
     spares: tuple[str, ...] = ()
     """Machines that wait to take the place of one that is lost."""
+    most: int = -1
+    """How many machines it may have, as long as it waits for more of them."""
     sick: tuple[str, ...] = ()
     """Machines that were not fit to take part, each with the reason."""
 
@@ -150,6 +152,7 @@ class _RosterView:
     closed: _Text
     store: _Text = ""
     least: Annotated[int, Within(-1, _MOST_ROUNDS)] = -1
+    most: Annotated[int, Within(-1, _MOST_ROUNDS)] = -1
     spares: Annotated[int, Within(0, _MOST_ROUNDS)] = 0
     sick: Annotated[tuple[_RosterSick, ...], at_most(16)] = ()
 
@@ -197,6 +200,7 @@ def _meeting(job: str, text: str) -> JobRound | None:
         job=job[:500],
         round=roster.round,
         expected=len(roster.members) if roster.complete else roster.least,
+        most=-1 if roster.complete else roster.most,
         joined=_hosts(roster.present),
         waiting=waiting[spares:],
         spares=waiting[:spares],

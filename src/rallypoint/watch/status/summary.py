@@ -147,6 +147,7 @@ def _machine_row(machine: MachineRanks, states: dict[int, RankState]) -> str:
 
 def _meeting_row(each: JobRound) -> str:
     of = f" of {each.expected:,}" if each.expected >= 0 else ""
+    of += f" to {each.most:,}" if each.most > each.expected else ""
     name = f"{shown(each.job)}: " if each.job else ""
     parts = [f"{name}round {each.round}, {len(each.joined):,}{of} machines"]
     store = f"--name {each.name}" if each.name else each.store

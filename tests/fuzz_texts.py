@@ -19,7 +19,7 @@ from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.diagnose.explain.scanning import Log, scan
 from rallypoint.diagnose.explain.sieve import Sieve
 from rallypoint.errors import ConnectionLostError, RallypointError
-from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size
 from rallypoint.rollcall.events import to_line
 from rallypoint.rollcall.identity import HELLO, parse_hello
 from rallypoint.rollcall.judgement import judge
@@ -151,7 +151,9 @@ def _seeds() -> dict[str, Text]:
         roster = rosters.join(roster, member, _SIZE)
     known = [
         roster,
-        rosters.tell(roster.fill().publish("node-a:29500"), "it failed", _SIZE),
+        rosters.leave(
+            roster.fill().publish("node-a:29500"), "a", _SIZE, Ending("it failed", 1.0, True, "{}")
+        ),
         roster.fill().lose({members[1]}, _SIZE),
     ]
     snapshots = [

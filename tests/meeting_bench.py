@@ -32,7 +32,7 @@ import psutil
 from rallypoint import build
 from rallypoint.launch.rendezvous.digest import Digest
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
-from rallypoint.launch.rendezvous.roster import Member, Size
+from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.rollcall.identity import Role
 from rallypoint.server.process.hosting import HostedServer, host_server
 from rallypoint.stores.base import Timeout
@@ -173,8 +173,8 @@ class _Launcher(Meeting):
         self._arrived = super()._come()
         self._client.begin_wait(f"{self.prefix}/seat/{self.member.id}/{self.member.visit}")
 
-    def _come(self) -> Digest:
-        return self._arrived or super()._come()
+    def _come(self, ending: Ending | None = None) -> Digest:
+        return self._arrived or super()._come(ending)
 
 
 def _launch(host: str, port: int, machines: int, share: range) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size
 
 _LAST_VISIT = 1 << 30
 
@@ -16,12 +16,9 @@ def join(roster: Roster, member: Member, size: Size) -> Roster:
     return after
 
 
-def leave(roster: Roster, name: str, size: Size) -> Roster:
-    return roster.take_in([Line(leave=Member(name, "", 1, visit=_LAST_VISIT))], size)[0]
-
-
-def tell(roster: Roster, text: str, size: Size) -> Roster:
-    return roster.take_in([Line(tell=text)], size)[0]
+def leave(roster: Roster, name: str, size: Size, ending: Ending | None = None) -> Roster:
+    line = Line(leave=Member(name, "", 1, visit=_LAST_VISIT), ending=ending)
+    return roster.take_in([line], size)[0]
 
 
 def close(roster: Roster, reason: str, size: Size) -> Roster:

@@ -13,7 +13,6 @@ import pytest
 
 from rallypoint.diagnose.last_words import (
     explain_failure,
-    is_consequence,
     last_words,
     logs_since,
     place_of_report,
@@ -50,14 +49,26 @@ def test_three_lines_name_the_rank_that_is_blamed_and_what_to_do() -> None:
     assert "dmesg" in killed[1]
 
 
-def test_what_only_followed_is_called_so() -> None:
-    blame = find_blame([_failure(0, 1.0, _CLOSED)], [])
+def test_what_only_followed_is_no_cause() -> None:
+    assert _words([_failure(0, 1.0, _CLOSED)], [], []) == []
+
+
+def test_nothing_is_said_twice_and_nobody_is_told_to_do_what_he_did() -> None:
+    failures = [_failure(1, 1.0, "'labels'", "KeyError")]
+    blame = find_blame(failures, [])
     assert blame is not None
-    found = explain_failure(blame, [_failure(0, 1.0, _CLOSED)])
+    found = explain_failure(blame, failures)
     assert found is not None
-    assert is_consequence(found)
-    assert "it followed from something that no rank has reported" in last_words(found, "")[0]
-    assert len(last_words(found, "")) == 2
+    assert last_words(found, "", blame.headline) == [
+        "cause (likely): the error above",
+        "do first: Look at train.py, line 7, in step.",
+    ]
+    assert blame.frames() == [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 7, in step',
+        "    x",
+    ]
+    assert "rallypoint run" not in "".join(_words([_failure(0, 1.0, "ncclRemoteError")], [], []))
 
 
 def test_nothing_is_said_where_nothing_more_is_known() -> None:

@@ -28,11 +28,11 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
-from rallypoint.launch.rendezvous.digest import Seat
+from rallypoint.launch.rendezvous.digest import RoundEnd, Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.replicated import open_replicated
-from rallypoint.launch.rendezvous.roster import Line, Member, Size
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Size
 from rallypoint.rollcall.plan import JobRound
 from rallypoint.server.process.binding import reserve
 from rallypoint.server.process.hosting import HostedServer, host_server
@@ -305,7 +305,7 @@ def traffic(count: int) -> int:
     ]
     arrived = {machine: machine._come() for machine in machines}
     for machine in machines:
-        machine._come = lambda: arrived[machine]  # type: ignore[method-assign]  # noqa: B023
+        machine._come = lambda *_: arrived[machine]  # type: ignore[method-assign]  # noqa: B023
         machine.enter()
     hall.close()
     return sum(sizes)
@@ -918,24 +918,56 @@ def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall
     Call(lambda: alone.stay_out("its GPU is gone")).result()
 
 
+# How a round ends
+
+
+_CAUSE = Ending("rank 1 failed first: ValueError", 9.0)
+_CONSEQUENCE = Ending("rank 0 failed first: Connection closed by peer", 1.0, follows=True)
+
+
 @pytest.mark.usefixtures("_looks_seldom")
-def test_what_one_tells_the_others_hear(hall: Hall) -> None:
-    machines = hall.machines("ab", Size(2, 2))
+def test_all_machines_of_a_job_that_ends_name_the_same_first_failure(any_hall: Hall) -> None:
+    machines = any_hall.machines("ab", Size(2, 2))
     together(machines)
-    hearing = Call(lambda: machines[0].await_told(10 * SECONDS))
-    machines[1].tell("rank 1 failed")
-    assert set(hearing.result()) == {"rank 1 failed"}
-    machines[1].leave()
-    assert set(machines[0].await_told(0)) == {"rank 1 failed"}
+    machines[0].leave(_CONSEQUENCE, "over")
+    first = Call(lambda: machines[0].first_failure(10 * SECONDS))
+    machines[1].leave(_CAUSE, "over")
+    assert first.result() == machines[1].first_failure(0) == _CAUSE
 
 
-def test_who_has_nothing_to_hear_waits_no_longer_than_it_should(hall: Hall) -> None:
+def test_a_machine_waits_no_longer_than_it_should_for_what_the_others_tell(hall: Hall) -> None:
     machines = hall.machines("ab", Size(2, 2))
-    assert machines[0].await_told(30) == (), "nobody is there"
+    assert machines[0].first_failure(30) is None, "it was in no round"
     together(machines)
-    hearing = Call(lambda: machines[0].await_told(0.01))
+    machines[0].leave(_CONSEQUENCE, "over")
+    first = Call(lambda: machines[0].first_failure(0.01))
     hall.time.advance(1)
-    assert hearing.result() == ()
+    assert first.result() == _CONSEQUENCE
+
+
+@pytest.mark.usefixtures("_looks_seldom")
+def test_machines_that_start_again_hear_how_the_round_has_ended_and_who_takes_over(any_hall: Hall) -> None:
+    heard: dict[str, tuple[int, RoundEnd]] = {}
+    machines = any_hall.machines("ab", Size(2, 2))
+    together(machines)
+    spare = any_hall.machine("c", Size(2, 2))
+    waiting = spare.coming()
+    until(lambda: spare.roster.waiting, "it waits")
+
+    def again(machine: Machine, ending: Ending | None) -> Round:
+        name = machine.member.id
+        return machine.next_round(machine._start, ending, lambda *said: heard.update({name: said}))
+
+    machines[0].give_up()
+    survivor = Call(lambda: again(machines[1], _CONSEQUENCE))
+    assert (survivor.result().number, waiting.result().number) == (1, 1)
+    number, end = heard.pop("b")
+    assert (number, end.complete, end.present, len(end.newcomers)) == (0, True, 2, 1)
+    assert end.first is not None
+    assert end.first.text == f"the launcher of {machines[0].member} was told to end"
+    calls = [Call(lambda: again(machines[1], _CAUSE)), Call(lambda: again(spare, _CONSEQUENCE))]
+    assert [call.result().number for call in calls] == [2, 2]
+    assert heard == dict.fromkeys("bc", (1, RoundEnd(_CAUSE, complete=True, present=2)))
 
 
 # Stores that do not start
@@ -1093,10 +1125,11 @@ def test_what_one_told_before_it_died_the_others_hear(hall: Hall) -> None:
     first = hall.machine("a", Size(2, 2), store=PrefixStore("tapped", hall.store()))
     second, dies = doomed(hall, "b", Size(2, 2))
     together([first, second])
+    first.leave(_CONSEQUENCE)
     dies.set()
     with pytest.raises(OSError, match="cut off"):
-        second.tell("rank 1 failed")
-    assert Call(lambda: first.await_told(0)).result() == ("rank 1 failed",)
+        second.leave(_CAUSE)
+    assert Call(lambda: first.first_failure(0)).result() == _CAUSE
 
 
 @pytest.mark.usefixtures("_looks_seldom")  # so that no other takes its line in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size
 from rallypoint.rollcall.plan import meetings_of
-from rosters import close, join, leave, tell
+from rosters import close, join, leave
 
 pytestmark = pytest.mark.windows
 
@@ -285,17 +286,40 @@ def test_wants_restart(roster: Roster, wanted: bool) -> None:
     assert roster.wants_restart(Size(1, 2)) is wanted
 
 
-# Telling
+# How a round ends
 
 
-def test_what_machines_tell_outlives_the_round_and_has_an_end() -> None:
-    roster = gather(TWO, A, B)
-    for number in range(70):
-        roster = tell(roster, str(number), TWO)
-    roster = leave(leave(roster, "a", TWO), "b", TWO)
-    assert roster.round == 1
-    assert roster.told == tuple(map(str, range(64)))
-    assert tell(roster, "more", TWO) == roster
+def test_a_consequence_never_comes_before_a_cause_whatever_the_clocks_show() -> None:
+    crash, later = Ending("rank 3 ended by SIGKILL", 900.0), Ending("rank 1 failed first: KeyError", 901.0)
+    lost = Ending("rank 0 failed first: Connection closed by peer", 1.0, follows=True)
+    for order in itertools.permutations([crash, later, lost]):
+        roster = gather(Size(3, 3), A, B, C)
+        for name, ending in zip("abc", order, strict=True):
+            roster = leave(roster, name, Size(3, 3), ending)
+        assert (roster.round, roster.ended) == (1, crash)
+        assert set(roster.told) == {crash.text, later.text}
+
+
+def test_only_a_machine_of_a_round_tells_how_it_ended() -> None:
+    ending = Ending("too late")
+    roster = leave(gather(TWO, A, B, C), "c", TWO, ending)
+    assert leave(gather(TWO, A), "a", TWO, ending).told == roster.told == ()
+    assert leave(leave(roster, "a", TWO), "a", TWO, ending).told == ()
+    ended = roster.lose({A, B}, TWO, Ending("a and b gave no sign of life"))
+    assert ended.ended == Ending("a and b gave no sign of life")
+
+
+def test_what_machines_tell_is_bounded_and_outlives_the_round() -> None:
+    roster, size = Roster(), Size(70, 70)
+    names = [f"m{number}" for number in range(70)]
+    for name in names:
+        roster = join(roster, Member(name, name, 1), size)
+    for name in names[:-1]:
+        roster = leave(roster, name, size, Ending(f"{name} failed", -float(name[1:])))
+    assert [each.text for each in roster.endings] == [f"m{number} failed" for number in range(68, 60, -1)]
+    roster = leave(roster, names[-1], size)
+    assert (roster.endings, roster.ended) == ((), Ending("m68 failed", -68.0))
+    assert roster.told == tuple(f"{name} failed" for name in names[:64])
 
 
 # Closing
@@ -335,6 +359,7 @@ def test_a_closed_meeting_that_all_have_left_may_be_another_jobs() -> None:
 
 texts = st.text(max_size=8)
 members = st.builds(Member, texts, texts, st.integers(0, 1 << 31), st.integers(-1, 9), st.booleans())
+endings = st.builds(Ending, texts, st.floats(0, 1e10), st.booleans(), texts)
 groups = st.lists(members, max_size=4).map(tuple)
 rosters = st.builds(
     Roster,
@@ -349,6 +374,8 @@ rosters = st.builds(
     store=texts,
     gone=groups,
     told=st.lists(texts, max_size=3).map(tuple),
+    endings=st.lists(endings, max_size=3).map(tuple),
+    ended=st.none() | endings,
 )
 
 
@@ -462,12 +489,6 @@ class Histories(RuleBasedStateMachine):
             self.roster.publish(store), self._ids(), unchanged=self.roster.store == store, publishes=True
         )
         assert self.roster.store == store
-
-    @rule()
-    def tell(self) -> None:
-        before = self.roster
-        self._step(tell(before, "it failed", self.size), self._ids(), unchanged=False)
-        assert self.roster.told == (*before.told, "it failed")
 
     @rule(reason=st.sampled_from(["first", "second"]))
     def close(self, reason: str) -> None:

@@ -198,10 +198,45 @@ def test_a_signal_that_comes_while_the_command_starts_passes_once() -> None:
 
     process = SimpleNamespace(sent=[])
     process.send_signal = process.sent.append
-    relay = Started(lambda command, number: command.send_signal(number))
+    relay = Started(lambda command, number: command.send_signal(number), lambda: None)
     relay.take(signal.SIGUSR1, None)
     relay.open(cast("subprocess.Popen[bytes]", process))
     assert process.sent == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+_IN_INIT = """
+import os, time
+import torch.distributed as dist
+
+if os.environ["RANK"] == "0":
+    dist.init_process_group("gloo")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ctrl_c_while_ranks_join_ends_the_job_at_once_and_names_the_missing(
+    presses: int, tmp_path: Path
+) -> None:
+    """C++ waits there, and Python hears of Ctrl-C only afterwards: torchrun kills the rank after 30 s."""
+    (tmp_path / "train.py").write_text(_IN_INIT)
+    pressed: list[float] = []
+
+    def press_ctrl_c(seen: bytes, press: Callable[[bytes], Any]) -> None:
+        if b"1 of 2 ranks have joined" in seen and not pressed:
+            pressed.append(time.monotonic())
+            press(b"\x03" * presses)
+
+    command = [sys.executable, *_RUN, "--nproc-per-node=2", str(tmp_path / "train.py")]
+    code, output = _on_terminal(command, press_ctrl_c)
+    took, text = time.monotonic() - pressed[0], output.decode()
+    assert code == -signal.SIGINT, text
+    assert took < 25, text  # a second or two on an idle machine
+    after = text.partition("^C")[2]
+    assert "in init_process_group" not in after
+    assert "Logging error" not in after
+    assert re.search(r"\nrallypoint: 1 of 2 ranks have joined; missing: 1 on \S+\r\n$", after), text
+    assert not re.search(r"\d s[^\r\n]*W\d{4} ", after), "the live line is cleared before torchrun prints"
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
@@ -384,25 +419,82 @@ def test_a_rank_that_is_killed_is_told(tmp_path: Path) -> None:
     done = _run("--nproc-per-node=1", "train.py", folder=tmp_path)
     assert done.returncode == 1
     # The first line of a report begins with `rallypoint:`; one before it may say who never joined.
-    told = re.search(r"^(rallypoint: )?rank 0 \(process \d+\) ended by SIGKILL$", done.stderr, re.M)
+    told = re.search(r"^(rallypoint: )?rank 0 \(process \d+ on \S+\) ended by SIGKILL$", done.stderr, re.M)
     assert told, done.stderr
     assert "memory ran out" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_failure_on_another_machine_is_told(tmp_path: Path) -> None:
-    script = TRAIN + "if os.environ['NAME'] == 'b': raise ValueError('only here')\n" + DONE
-    options = ["--nnodes=2", f"--rdzv-endpoint=localhost:{free_port()}", "--nproc-per-node=1"]
+_LAST_OF_TWO = """
+import os, time
+from rallypoint import TCPStore
+
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = TCPStore(*place, world_size=2, wait_for_workers=False, timeout=60)
+if os.environ["RANK"] == "1" and not os.path.exists("dead"):
+    open("dead", "w").close()
+    {death}
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and {is_last}:
+    while not os.path.exists("dead"):
+        time.sleep(0.01)
+    raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:9952")
+store.add("done", 1)
+while store.add("done", 0) < 2:
+    time.sleep(0.1)
+"""
+"""Rank 1 ends in some way, and rank 0, on the other machine, fails for that."""
+
+_ENDS = [
+    pytest.param("os.kill(os.getpid(), 9)", r"rank 1 \(process \d+ on \S+\) ended by SIGKILL", id="killed"),
+    pytest.param(
+        "os._exit(7)",
+        r"rank 1 \(process \d+ on \S+\) ended with exit code 7",
+        id="silent",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "raise ValueError('only here')",
+        r"rank 1 \(process \d+ on \S+\) failed first: ValueError: only here",
+        id="exception",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+def _two_machines(running: Job, script: str, *options: str) -> None:
+    endpoint = f"localhost:{free_port()}"
+    given = ["--nnodes=2", f"--rdzv-endpoint={endpoint}", "--nproc-per-node=1", "--health=off", *options]
+    for rank in range(2):
+        running.start(script, [*given, f"--node-rank={rank}"], command=_RUN)
+
+
+@pytest.mark.parametrize(("death", "told"), _ENDS)
+def test_all_machines_name_the_same_first_failure(death: str, told: str, tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        for name in ("a", "b"):
-            running.start(script, options, {"NAME": name}, command=_RUN)
+        _two_machines(running, _LAST_OF_TWO.format(death=death, is_last=True))
         assert running.wait() == [1, 1], running.logs()
-        assert re.search(
-            r"on another machine: rank \d \(process .*\) failed: ValueError: only here", running.log(0)
+        for number in range(2):
+            report = running.log(number).partition("\nrallypoint: rank ")[2]
+            assert re.match(told, f"rank {report}"), running.logs()
+            assert report.count("only here") == ("only here" in told) + ("    raise" in report), report
+            assert "rallypoint run" not in report
+        assert "what followed from that:\n  rank 0 " in running.log(0)
+
+
+def test_an_attempt_that_ends_says_why_and_what_follows(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        script = _LAST_OF_TWO.format(death="os.kill(os.getpid(), 9)", is_last=True)
+        _two_machines(running, script, "--max-restarts=2")
+        assert running.wait() == [0, 0], running.logs()
+        ended = (
+            r"^rallypoint: attempt 1 has ended: rank 1 \(process \d+ on \S+\) ended by SIGKILL; "
+            r"all 2 machines go on; attempt 2 of at most \d follows$"
         )
-        assert re.search(
-            r"rallypoint: rank \d \(process .*\) failed first: ValueError: only here", running.log(1)
+        for number in range(2):
+            assert len(re.findall(ended, running.log(number), re.M)) == 1, running.logs()
+        joined = re.findall(
+            r"^rallypoint: attempt 2: 2 of 2 ranks have joined after (\S+) s$", running.log(), re.M
         )
+        assert len(joined) == 1, running.logs()
 
 
 @pytest.mark.slow

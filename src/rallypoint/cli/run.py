@@ -15,6 +15,7 @@ from pathlib import Path
 from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.exits import signal_name
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
@@ -170,16 +171,16 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
     command = _command(settings, target, str(folder / "torchrun"))
     if not is_agent:
         with watching(folder, environ, _tell_stall):
-            ended = run_command(command, environ, line.look, is_agent=False)
+            ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
         with _hearing(settings) as heard:
             deliver = to_agent(str(folder), heard)
-            ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver)
+            ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
     if is_agent and ended.code < 0:
         from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
 
-        give_up_for_agent(folder)
+        give_up_for_agent(folder, f"by signal {signal_name(-ended.code)}")
     return ended, end_orphans(ended, str(folder)) if is_agent else []
 
 
@@ -285,20 +286,28 @@ class _JoinLine:
         advice = f"; see `rallypoint status {shown(roll.store)}`" if is_long else ""
         if roll.complete:
             self.clear()
-            self._write(f"rallypoint: {_progress(roll)} after {seconds:.1f} s\n")
+            number, began = self._found.attempt()
+            # A spare machine has waited for its first attempt, which is not the first of the job.
+            attempt, seconds = (f"attempt {number + 1}: ", time.time() - began) if number else ("", seconds)
+            self._write(f"rallypoint: {attempt}{roll.text} after {seconds:.1f} s\n")
             return False
         if self._live and (roll.expected or self._from_start):
             waiting = shown(self._found.waiting(), LONGEST_SENTENCE)
-            self._redraw(f"rallypoint: {waiting or _progress(roll)}, {seconds:.0f} s{advice}")
+            self._redraw(f"rallypoint: {waiting or roll.text}, {seconds:.0f} s{advice}")
         elif roll.expected and seconds > self._remark_after:
             while self._remark_after < seconds:  # the ranks may only be known after a long start
                 self._remark_after *= 2
-            self._write(f"rallypoint: after {seconds:.0f} s, {_progress(roll)}{advice}\n")
+            self._write(f"rallypoint: after {seconds:.0f} s, {roll.text}{advice}\n")
         return True
 
     def clear(self) -> None:
         if self._shown:
             self._redraw("")
+
+    def stop(self) -> None:
+        """Clear the line for good: the job was told to end, and others print something now."""
+        self._live = False
+        self.clear()
 
     def _redraw(self, text: str) -> None:
         text = text[: shutil.get_terminal_size().columns - 1]  # or it could not be drawn over
@@ -311,16 +320,8 @@ class _JoinLine:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: a signal has interrupted this very function
             pass
-
-
-def _progress(roll: reports.JoinProgress) -> str:
-    if not roll.expected:
-        return "no rank has joined yet"
-    whose = "" if roll.whole else " of this machine"
-    text = f"{roll.joined} of {roll.expected} ranks{whose} have joined"
-    return f"{text}; {shown(roll.absent, LONGEST_SENTENCE)}" if roll.absent else text
 
 
 def _tell_missing(found: Reports) -> None:
@@ -329,7 +330,7 @@ def _tell_missing(found: Reports) -> None:
     if waiting := found.waiting():
         print(f"rallypoint: {shown(waiting, LONGEST_SENTENCE)}", file=sys.stderr)
     elif roll.joined and not roll.complete:
-        print(f"rallypoint: {_progress(roll)}", file=sys.stderr)
+        print(f"rallypoint: {roll.text}", file=sys.stderr)
 
 
 def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:
@@ -337,14 +338,13 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
-        lines.append(_progress(roll))
-    elsewhere = "in another task" if found.of_task else "on another machine"
-    lines += [f"{elsewhere}: {shown(text, LONGEST_SENTENCE)}" for text in found.elsewhere()]
-    blame = find_blame(found.failures(), found.exits(), [*found.lost(), *lost])
+        lines.append(roll.text)
+    failures, first = found.failures(), found.first(FailureSummary)
+    blame = first.with_followers(failures) if first is not None else None
+    blame = blame or find_blame(failures, found.exits(), [*found.lost(), *lost])
     if blame is not None:
         lines.append(printable(blame.headline))
-        detail = blame.detail.splitlines()[-_TRACEBACK_LINES:]
-        lines += [f"  {shown(line, LONGEST_SENTENCE)}" for line in detail]
+        lines += [f"  {shown(line, LONGEST_SENTENCE)}" for line in blame.frames()[-_TRACEBACK_LINES:]]
         if blame.followers:
             lines.append("what followed from that:")
             lines += [f"  {printable(each)}" for each in blame.followers[:8]]
@@ -387,11 +387,11 @@ def _explain(blame: FailureSummary, found: Reports, log_dir: str, began: float) 
     try:
         files = last_words.logs_since(Path(log_dir), began) if log_dir else []
         explanation = last_words.explain_failure(blame, found.failures(), files)
-        if explanation is not None and found.elsewhere() and last_words.is_consequence(explanation):
-            return  # another machine knows the cause, and has told it
         if explanation is not None:
             report = last_words.place_of_report(explanation, files)
-            print("\n" + "\n".join(last_words.last_words(explanation, report)), file=sys.stderr)
+            print(
+                "\n" + "\n".join(last_words.last_words(explanation, report, blame.headline)), file=sys.stderr
+            )
     except (OSError, RallypointError):
         pass
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rallypoint.exits import exit_text, signal_name
+from rallypoint.codec import to_text
 from rallypoint.launch import reports
+from rallypoint.launch.blame import find_blame, read_summary
 from rallypoint.launch.command import Deliver, Ended, run_command
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.launch.environment import name_relay
@@ -54,7 +55,7 @@ def run_task(
                 command, environ, looks.look, is_agent=False, deliver=deliver, may_start=may_start
             )
         except EndedElsewhereError as error:
-            reports.report_elsewhere([str(error)])
+            reports.report_first(read_summary(str(error)))
             return Ended(0, 1, 0)
         group.went_well = ended.code == 0
         if ended.code and not ended.told_to:
@@ -101,14 +102,11 @@ def _roll_call(task: Task) -> Iterator[None]:
 
 def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path) -> None:
     """Tell the other tasks how this rank failed; or hear it, if this one only followed from another."""
-    reports.report_exit(folder, reports.Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank))
-    failures = reports.Reports(folder).failures()
-    cause = next((failure for failure in failures if not failure.follows), None)
-    if cause is None and failures:
-        told = group.await_told()
-        reports.report_elsewhere([told] if told else [])
-    elif cause is not None:
-        group.tell(f"{cause.name} failed: {cause.headline}")
-    else:
-        how = f"by {signal_name(-ended.code)}" if ended.code < 0 else f"with {exit_text(ended.code)}"
-        group.tell(f"rank {task.rank} (process {ended.pid} on {socket.gethostname()}) ended {how}")
+    host = socket.gethostname()
+    how = reports.Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank, host)
+    reports.report_exit(folder, how)
+    first = find_blame(reports.Reports(folder).failures(), [how])
+    if first is not None and not first.follows:
+        group.tell(to_text(first.brief()))
+    elif told := group.await_told():
+        reports.report_first(read_summary(told))

@@ -37,8 +37,8 @@ def explain_failure(
     `files` are logs of ranks. They are read for ranks that have reported no exception: those of the others
     would only repeat it.
     """
-    if blame.cause is None and blame.exit is None:
-        return None  # a server or an agent: what the ranks say only followed
+    if blame.follows or (blame.cause is None and blame.exit is None):
+        return None  # a server or an agent, or something that nobody has reported: all that is known followed
     told = {each.who.rank for each in failures}
     silent = [path for path in files if told_by_name(path)[0] not in told]
     everything = [*map(log_of_failure, failures), *_of_exit(blame.exit), *map(open_log, silent)]
@@ -50,15 +50,16 @@ def explain_failure(
     return found if _is_about(blame, found.verdict) and _action(found) else None
 
 
-def last_words(found: Explanation, report: str) -> list[str]:
-    """Three lines; two if there is no report."""
+def last_words(found: Explanation, report: str, headline: str = "") -> list[str]:
+    """Three lines; two if there is no report. What the headline of the failure says is not repeated."""
     verdict = found.verdict
     assert verdict is not None  # explain_failure sees to that
     who = describe_writers(verdict.incident)
     what = excerpt(verdict.incident.title, LONGEST_SENTENCE)
     followed = _FOLLOWED if is_consequence(found) else ""
+    cause = "the error above" if what in headline else f"{f'{who}: ' if who else ''}{what}"
     lines = [
-        f"cause ({verdict.sure}): {f'{who}: ' if who else ''}{what}{followed}",
+        f"cause ({verdict.sure}): {cause}{followed}",
         f"do first: {_action(found)}",
         *([f"whole report: {report}"] if report else []),
     ]
@@ -88,8 +89,9 @@ def _action(found: Explanation) -> str:
     incident: Incident | None = found.verdict.incident if found.verdict is not None else None
     if incident is None:
         return ""
-    if incident.do:
-        return incident.do[0]
+    # `rallypoint run`, which some of them suggest, is what has run this job.
+    if others := [do for do in incident.do if "`rallypoint run " not in do]:
+        return others[0]
     raised = incident.raised
     return f"look at {raised.place}" if raised is not None and raised.place is not None else ""
 

@@ -1,18 +1,23 @@
 """Which rank or server of a job failed first, and which failures only followed from that. Pure.
 
 When a rank or the store dies, the others lose their connections to it and fail as well, often with longer
-messages. The first cause is the earliest failure that is not of that kind.
+messages. The first cause is the earliest failure that is not of that kind. Each machine finds its own in this
+way, and the rendezvous the first of all machines, by the same order (`launch.rendezvous.roster.Ending`).
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rallypoint.codec import from_text, to_text
 from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, hint_for, signal_name
+from rallypoint.launch.rendezvous.roster import Ending
 from rallypoint.launch.reports import Exit, Failure, LostServer
-from rallypoint.text import shown
+from rallypoint.text import LONGEST_SENTENCE, shown
+
+_LINES_SENT, _FRAMES_SENT, _MESSAGE_SENT = 12, 8, 2000
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class FailureSummary:
 
     headline: str
     detail: str
-    followers: tuple[str, ...]
+    time: float
+    followers: tuple[str, ...] = ()
     cause: Failure | None = None
     """The failure that came first; None if that process ended without a report."""
     hint: str = ""
@@ -41,6 +47,34 @@ class FailureSummary:
         """Whether the rank that came first had waited for too long."""
         return self.cause is not None and self.cause.is_timeout
 
+    @property
+    def follows(self) -> bool:
+        """Whether it is the consequence of a failure that nobody has reported."""
+        return self.cause is not None and self.cause.follows
+
+    def frames(self) -> list[str]:
+        """The lines of the traceback, without the exception, which the headline has."""
+        lines = self.detail.splitlines()
+        if self.cause is None or self.cause.who.rank < 0:
+            return lines
+        message = self.cause.message.strip().splitlines()
+        end = f"{self.cause.kind}: {message[0]}" if message else self.cause.kind
+        return [line for line in lines if not line.endswith(end[:LONGEST_SENTENCE])]
+
+    def brief(self) -> FailureSummary:
+        """What other machines need of it, which is bounded."""
+        detail = "\n".join(line[:LONGEST_SENTENCE] for line in self.detail.splitlines()[-_LINES_SENT:])
+        cause = self.cause
+        if cause is not None:
+            message, stack = cause.message[:_MESSAGE_SENT], cause.stack[:_FRAMES_SENT]
+            cause = replace(cause, message=message, traceback=detail, stack=stack)
+        return replace(self, detail=detail, followers=(), cause=cause)
+
+    def with_followers(self, failures: Sequence[Failure]) -> FailureSummary:
+        """The same, with the failures of this machine that followed from it."""
+        others = [failure for failure in failures if self.cause is None or failure.who != self.cause.who]
+        return replace(self, followers=tuple(f"{each.name}: {shown(each.kind)}" for each in others))
+
 
 def find_blame(
     failures: Sequence[Failure], exits: Sequence[Exit], lost: Sequence[LostServer] = ()
@@ -49,42 +83,56 @@ def find_blame(
     last_try = max((failure.who.tries for failure in failures), default=0)
     # The launcher itself does not count tries.
     told = [failure for failure in failures if failure.who.tries == last_try or failure.who.rank < 0]
-    silent = [each for each in exits if each.rank not in {failure.who.rank for failure in told}]
-    crash = next((each for each in silent if _is_crash(each)), None)
-    cause = next((failure for failure in told if not failure.follows), None)
-    # torchrun notes whole seconds: in the same second, an exception is the likelier cause.
-    if crash is not None and (cause is None or crash.time < int(cause.time)):
-        return _of_crash(crash, told)
-    if lost and (cause is None or lost[0].time < cause.time):
-        return _of_server(lost[0], told)
-    cause = cause or (told[0] if told else None)
-    return _of_exception(cause, told) if cause is not None else None
+    ranks = {failure.who.rank for failure in told}
+    crashes = [each for each in exits if each.rank not in ranks and _is_crash(each)]
+    found = [*map(_of_exception, told), *map(_of_crash, crashes), *map(_of_server, lost)]
+    first = min(found, key=lambda each: (each.follows, each.time), default=None)
+    return first.with_followers(told) if first is not None else None
 
 
-def _of_exception(cause: Failure, told: Sequence[Failure]) -> FailureSummary:
+def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:
+    """What this machine, whose clock is ahead of the keeper's, tells the others of its first failure."""
+    brief = first.brief()
+    return Ending(brief.headline, brief.time - clock_ahead, brief.follows, to_text(brief))
+
+
+def of_ending(ending: Ending) -> FailureSummary:
+    """The failure that a machine has told of."""
+    # Of a machine that was lost, another one has told, in one line.
+    return read_summary(ending.detail) if ending.detail else FailureSummary(ending.text, "", ending.time)
+
+
+def read_summary(text: str) -> FailureSummary:
+    """A failure as its machine has sent it; what is none is taken for its headline."""
+    try:
+        return from_text(FailureSummary, text)
+    except ValueError:
+        return FailureSummary(text, "", 0.0)
+
+
+def _of_exception(cause: Failure) -> FailureSummary:
     if cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
-        headline, detail = f"{cause.name}: {cause.headline}", cause.message
-    else:
-        headline, detail = f"{cause.name} failed first: {cause.headline}", cause.traceback
-    return FailureSummary(headline, detail, _followers(told, cause), cause)
+        return FailureSummary(f"{cause.name}: {cause.headline}", cause.message, cause.time, cause=cause)
+    when = "failed first, as it lost another process" if cause.follows else "failed first"
+    headline = f"{cause.name} {when}: {cause.headline}"
+    return FailureSummary(headline, cause.traceback, cause.time, cause=cause)
 
 
-def _of_crash(crash: Exit, told: Sequence[Failure]) -> FailureSummary:
+def _of_crash(crash: Exit) -> FailureSummary:
     how = f"ended by {signal_name(-crash.code)}" if crash.code < 0 else f"ended with {exit_text(crash.code)}"
     hint = hint_for(how) or "it left no traceback: see what it printed above"
-    headline = f"rank {crash.rank} (process {crash.pid}) {how}"
-    return FailureSummary(headline, "", _followers(told, None), hint=hint, exit=crash)
+    on = f" on {shown(crash.host)}" if crash.host else ""
+    # torchrun notes whole seconds: in the same second, an exception is the likelier cause.
+    time = int(crash.time) + 1.0
+    return FailureSummary(
+        f"rank {crash.rank} (process {crash.pid}{on}) {how}", "", time, hint=hint, exit=crash
+    )
 
 
-def _of_server(lost: LostServer, told: Sequence[Failure]) -> FailureSummary:
-    headline = f"{lost.server} {lost.how}"
-    return FailureSummary(headline, "", _followers(told, None), hint=hint_for(lost.how))
+def _of_server(lost: LostServer) -> FailureSummary:
+    return FailureSummary(f"{lost.server} {lost.how}", "", lost.time, hint=hint_for(lost.how))
 
 
 def _is_crash(each: Exit) -> bool:
     """Whether a rank without a report ended by itself, and not because it was told to."""
     return each.code not in (0, -signal.SIGTERM, ENDED_BY_CONSOLE)
-
-
-def _followers(told: Sequence[Failure], cause: Failure | None) -> tuple[str, ...]:
-    return tuple(f"{failure.name}: {shown(failure.kind)}" for failure in told if failure is not cause)

@@ -58,15 +58,17 @@ def run_command(
     is_agent: bool,
     deliver: Deliver = subprocess.Popen.send_signal,
     may_start: Callable[[float], bool] = lambda _: True,
+    on_end: Callable[[], object] = lambda: None,
 ) -> Ended:
     """Run a command to its end. `on_look` is called every tenth of a second, until it returns False.
+    `on_end` is called by the first signal to end.
 
     If it raises, the command is told to end, and killed if it does not. Before the command is started,
     `may_start` is asked again and again, with how long it may wait; a signal that would end the command ends
     that as well.
     """
     lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
-    with children_end_with_us(), _passing_signals(deliver) as relay, lifeline as pipe:
+    with children_end_with_us(), _passing_signals(deliver, on_end) as relay, lifeline as pipe:
         while not may_start(LOOK_SECONDS):
             if relay.first:
                 return Ended(0, -relay.first, relay.first)
@@ -183,8 +185,9 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
 class _Relay:
     """Takes signals, and has them delivered once there is a process."""
 
-    def __init__(self, deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver, on_end: Callable[[], object]) -> None:
         self._deliver = deliver
+        self._on_end = on_end
         self.told_to = 0
         """The first signal that was one to end."""
         self.first = 0
@@ -201,6 +204,7 @@ class _Relay:
     def take(self, number: int, _: FrameType | None) -> None:
         if not self.told_to and signal.Signals(number).name in _ENDINGS:
             self.told_to = number
+            self._on_end()
         if not self.first and number != getattr(signal, "SIGCONT", 0):
             self.first = number
         self._waiting.append(number)
@@ -218,9 +222,9 @@ class _Relay:
 
 
 @contextmanager
-def _passing_signals(deliver: Deliver) -> Iterator[_Relay]:
+def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator[_Relay]:
     """Take signals while the block runs, except those that are ignored, as under nohup."""
-    relay = _Relay(deliver)
+    relay = _Relay(deliver, on_end)
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -6,7 +6,8 @@
     roll.json                    the whole job, seen from its first machine: which ranks have joined
     waiting.json                 what the agent waits for before its ranks start; empty: nothing
     lost.json                    the servers of the job that are gone
-    elsewhere.json               what the launchers of other machines say of their failures
+    attempt.json                 the number of the attempt that runs; its time is when that began
+    first.json                   the first failure of the whole job, as all machines know it
     activity.json                what the ranks of this machine did when they were looked at last
     stall.json                   what the ranks of the job do, while it stands still
     stack-<rank>-<pid>-<file>.txt, step-<rank>-<pid>    a rank's answers; see `launch/stacks`
@@ -125,6 +126,7 @@ class Exit:
     code: int
     time: float
     local_rank: int = -1
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,14 @@ class JoinProgress:
     @property
     def complete(self) -> bool:
         return 0 < self.expected <= self.joined
+
+    @property
+    def text(self) -> str:
+        if not self.expected:
+            return "no rank has joined yet"
+        whose = "" if self.whole else " of this machine"
+        text = f"{self.joined} of {self.expected} ranks{whose} have joined"
+        return f"{text}; {shown(self.absent, LONGEST_SENTENCE)}" if self.absent else text
 
 
 def folder_of(environ: Mapping[str, str]) -> Path | None:
@@ -214,9 +224,29 @@ def report_exit(folder: Path, ended: Exit) -> None:
     _leave(f"exits-{ended.pid}", (ended,), folder)
 
 
-def report_elsewhere(told: Sequence[str]) -> None:
-    """Report what other machines say of their failures."""
-    _leave("elsewhere", tuple(told))
+def report_exits(failures: Mapping[int, Any]) -> None:
+    """Report how ranks of this machine have ended: torchrun's own records, by rank."""
+    exits = tuple(
+        Exit(int(rank), each.pid, each.exitcode, float(each.timestamp), each.local_rank, socket.gethostname())
+        for rank, each in failures.items()
+    )
+    _leave(f"exits-{os.getpid()}", exits)
+
+
+def report_first(first: object) -> None:
+    """Report the first failure of the whole job, a `blame.FailureSummary`."""
+    _leave("first", first)
+
+
+def begin_attempt(number: int) -> None:
+    """Report that the ranks of an attempt, counted from 0, start now; forget those of the attempt before."""
+    folder = folder_of(os.environ)
+    if folder is None:
+        return
+    for kind in ("joined", "roll", "failed", "exits", "lost"):
+        for path in folder.glob(f"{kind}*.json"):
+            path.unlink(missing_ok=True)
+    _leave("attempt", number)
 
 
 WITHOUT_STORE = (
@@ -245,12 +275,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     who = _identity()
     quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
     if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
-        failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
-        exits = tuple(
-            Exit(int(rank), each.pid, each.exitcode, float(each.timestamp), each.local_rank)
-            for rank, each in failures.items()
-        )
-        _leave(f"exits-{os.getpid()}", exits)
+        report_exits(error.failures)  # type: ignore[attr-defined]
         return quiet
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
@@ -374,9 +399,17 @@ class Reports:
         """Exceptions that ended a process of this machine, first come first."""
         return sorted(self._read("failed-*", Failure), key=lambda failure: failure.time)
 
-    def elsewhere(self) -> list[str]:
-        """What other machines say of their failures."""
-        return [text for each in self._read("elsewhere", tuple[str, ...]) for text in each]
+    def first(self, kind: type[_T]) -> _T | None:
+        """The first failure of the whole job, a `FailureSummary`; None: only this machine's are."""
+        return next(self._read("first", kind), None)
+
+    def attempt(self) -> tuple[int, float]:
+        """The number of the attempt that runs, and when it began; (0, 0.0): none has begun."""
+        try:
+            began = (self._folder / "attempt.json").stat().st_mtime
+        except OSError:
+            return 0, 0.0
+        return next(self._read("attempt", int), 0), began
 
     def activity(self) -> MachineActivity | None:
         """What the ranks of this machine did when they were looked at last."""

@@ -19,11 +19,13 @@ from typing import Any
 
 from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
+from rallypoint.launch.reports import report_exits
 from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret, hold
 
 _DEVICES = "--nproc-per-node=devices"
 
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
+_SAME_CTRL_C_SECONDS = 1.0
 _PARTING_SECONDS = 0.5  # for the agent, once they have ended
 
 _CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT))
@@ -64,7 +66,11 @@ def _kill_ranks() -> None:
 
     for child in psutil.Process().children():
         try:
-            if "RANK" in child.environ():  # else it is a server
+            if "RANK" not in child.environ():  # it is a server
+                continue
+            if sys.platform == "win32":
+                child.kill()
+            else:
                 os.killpg(child.pid, signal.SIGKILL)
         except (psutil.Error, OSError):
             pass  # it has just ended
@@ -111,10 +117,11 @@ def leave_signals_to_ranks() -> None:
 
 
 def be_told_once() -> None:
-    """Have torchrun end its ranks at the first SIGTERM, and give them their time whatever follows.
+    """Have torchrun end its ranks at the first signal to end, and give them their time whatever follows.
 
-    Schedulers send more than one, and `rallypoint run` passes one on. By itself, torchrun would leave its
-    ranks behind at the second, in the middle of what they do at their end.
+    Schedulers send more than one SIGTERM, and `rallypoint run` passes one on. By itself, torchrun would leave
+    its ranks behind at the second signal, in the middle of what they do at their end. Another Ctrl-C,
+    a second later, kills the ranks: somebody does not want to wait for them.
     """
     from torch.distributed.elastic.multiprocessing import api
 
@@ -122,14 +129,43 @@ def be_told_once() -> None:
 
 
 def _once(handler: Callable[[int, FrameType | None], None]) -> Callable[[int, FrameType | None], None]:
-    told: list[int] = []
+    told: list[float] = []
 
     def take(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-        if number != signal.SIGTERM or told.count(number) == 1:
+        told.append(time.monotonic())
+        if len(told) == 1:
+            _clear_line()
             handler(number, frame)
+        elif number == signal.SIGINT and told[-1] - told[0] > _SAME_CTRL_C_SECONDS:
+            _kill_ranks()
 
     return take
+
+
+def _clear_line() -> None:
+    """Clear the line of a terminal in which the launcher counts ranks: torchrun prints something now."""
+    if sys.platform != "win32" and os.isatty(2):
+        os.write(2, b"\r\x1b[K")
+
+
+def report_ends_of_attempts() -> None:
+    """Report how ranks have ended at the end of each attempt, before the agent meets the others again.
+
+    torchrun tells that only of the last one, when it is too late to tell other machines. And only torchrun
+    knows how many restarts are left.
+    """
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    monitor = LocalElasticAgent._monitor_workers
+
+    def watch(agent: Any, group: Any) -> Any:
+        result = monitor(agent, group)
+        if result.is_failed():
+            report_exits(result.failures)
+        group.spec.rdzv_handler.restarts_left = agent._remaining_restarts - result.is_failed()
+        return result
+
+    LocalElasticAgent._monitor_workers = watch
 
 
 def count_devices() -> int:
@@ -165,6 +201,7 @@ def main() -> None:
     sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
     arguments = settle_ranks(sys.argv[1:])
     be_told_once()
+    report_ends_of_attempts()
     if sys.platform == "win32":
         end_ranks_as_windows_does()
         arguments = hear_ctrl_break(arguments)

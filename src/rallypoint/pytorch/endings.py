@@ -8,12 +8,18 @@ stores of its rendezvous with the group, while the Python half of our own client
 from __future__ import annotations
 
 import functools
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from rallypoint.launch.reports import folder_of
 from rallypoint.pytorch.ranks import Joining
 from rallypoint.pytorch.servers import end_left_servers
 from rallypoint.pytorch.store import PythonStore
@@ -64,10 +70,25 @@ def _patched_create_store(*args: Any, **kwargs: Any) -> Any:
 def _patched_init(*args: Any, **kwargs: Any) -> None:
     before = list(_stores)
     try:
-        _init(*args, **kwargs)
+        with _ended_by_ctrl_c():
+            _init(*args, **kwargs)
     except BaseException:
         _close([store for store in _stores if store not in before])
         raise
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end a launcher's rank while it waits for others: Python would only hear of it afterwards."""
+    is_ours = folder_of(os.environ) is not None and current_thread() is main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.wraps(_destroy)

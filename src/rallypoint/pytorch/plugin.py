@@ -41,16 +41,17 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
+from rallypoint.launch.blame import FailureSummary, find_blame, of_ending, to_ending
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
 from rallypoint.launch.health import why_unfit
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.rendezvous.bequest import Bequest
-from rallypoint.launch.rendezvous.digest import Seat
+from rallypoint.launch.rendezvous.digest import RoundEnd, Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
-from rallypoint.launch.rendezvous.roster import Member, Size
+from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
@@ -65,11 +66,11 @@ from rallypoint.server.process.binding import is_this_machine
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.hello import who_am_i
 from rallypoint.stores.tcp import TCPStore
+from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")
 
 _TOLD_SECONDS = 5.0
-_RECENT_SECONDS = 120.0
 _LOOKS_PER_SECOND = 1000  # of all machines together, at the meeting place
 _LOOK_SECONDS = (0.1, 1.0)  # of one machine, at least and at most
 _CLOCK_SECONDS = 10.0  # by which clocks may differ
@@ -126,12 +127,16 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             endpoint=str(parse_endpoints(params.endpoint)),
             find_jobs=self._place.find_jobs,
         )
+        self.restarts_left: int | None = None
+        """How often torchrun may start the ranks again that fail here; None: not known. To be set."""
+        self._clock_ahead = 0.0
+        self._joining: tuple[int, float] | None = None  # the attempt whose ranks still start, and since when
         self._has_taken_part = False
         self._is_well = False  # its ranks ran until another machine was lost, or came
         self._is_bystander = False  # nothing of this machine's says anything about the job
         self._look_seconds = _LOOK_SECONDS[1]
+        atexit.register(self._give_up)
         if launchers > 1:
-            atexit.register(self._give_up)
             self._bequeath()
         self._heart = Heartbeat(self._meeting) if launchers > 1 else None
         self._look = Deadline(0.0)
@@ -158,9 +163,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._tell_lost()
-        self._lost.clear()  # the launcher's last words are about the last round
         self._stop_roll_call()
         self._watch.stop()
+        ending = self._ending(self._first_failure())
+        self._lost.clear()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         if self._prepares_relays:
             self._place.prepare_relay()
@@ -170,7 +176,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             if not self._is_well:  # who waits for a spare is not kept waiting for what its ranks have shown
                 self._examine()
             self._is_well = False
-            return self._enter(self._meeting.next_round(self._start_store))
+            return self._enter(self._meeting.next_round(self._start_store, ending, self._announce_restart))
         except MeetingClosedError as error:
             if not self._conf.spares or self._has_taken_part:
                 raise _as_torch(error) from error
@@ -198,6 +204,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         a spare is in the next round sooner.
         """
         self._tell_lost()
+        self._announce_joined()
         if self._look.passed:
             self._look = Deadline(self._look_seconds)
             self._is_well = self._ask(self._meeting.wants_restart, False)
@@ -211,15 +218,18 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._watch.stop()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
-        failures = _recent_failures()
-        if failures and all(failure.follows for failure in failures):
+        first = self._first_failure()
+        if first is not None and first.follows:
             self._look_for_head()
+            first = self._first_failure()
         reports.report_lost(self._lost)
         atexit.unregister(self._give_up)
-        if not self._is_bystander:
-            self._ask(lambda: self._exchange_failures(failures), None)
-            self._ask(lambda: self._meeting.close("the job has ended"), None)
-        self._ask(self._meeting.give_up if self._is_bystander else self._meeting.leave, None)
+        if self._is_bystander:
+            self._ask(self._meeting.give_up, None)
+        else:
+            self._ask(lambda: self._meeting.leave(self._ending(first), "the job has ended"), None)
+            if first is not None and (of_all := self._ask(self._hear_first, None)):
+                reports.report_first(of_ending(of_all))
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
@@ -230,6 +240,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _give_up(self) -> None:
         """This process ends without a `shutdown`: it was told to go by a signal."""
+        self._stop_roll_call()
         self._ask(self._meeting.give_up, None)
 
     def _bequeath(self) -> None:
@@ -267,7 +278,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._place.start_round(seat.name, workers, has_relays=self._has_relays))
 
     def _enter(self, met: Round) -> RendezvousInfo:
-        self._has_taken_part = True
+        reports.begin_attempt(met.number)
+        # The launcher itself speaks of the first attempt of this machine.
+        self._joining = (met.number, time.monotonic()) if self._has_taken_part else None
+        self._has_taken_part, self._clock_ahead = True, met.clock_ahead
         least, most = _LOOK_SECONDS
         self._look_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
         if self._conf.examination in EXAMINATIONS and abs(met.clock_ahead) > _CLOCK_SECONDS:
@@ -328,15 +342,42 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             return False
         return met.size > 1 if self._relay is None else self._relay
 
-    def _exchange_failures(self, failures: Sequence[reports.Failure]) -> None:
-        """Tell the other machines what failed here first; if it only followed, hear what failed there."""
-        if not failures or self._heart is None:
+    def _first_failure(self) -> FailureSummary | None:
+        """What failed first on this machine in the attempt that has just ended."""
+        folder = reports.folder_of(os.environ)
+        if folder is None:
+            return find_blame([], [], self._lost)
+        found = reports.Reports(folder)
+        return find_blame(found.failures(), found.exits(), self._lost)
+
+    def _ending(self, first: FailureSummary | None) -> Ending | None:
+        return to_ending(first, self._clock_ahead) if first is not None else None
+
+    def _hear_first(self) -> Ending | None:
+        return self._meeting.first_failure(_TOLD_SECONDS)
+
+    def _announce_restart(self, number: int, end: RoundEnd) -> None:
+        """Log how an attempt has ended, and what follows. Machine changes do not count as restarts."""
+        size, times, left = self._meeting.size, self._meeting.times, self.restarts_left
+        without = "a machine has joined" if end.newcomers else "no machine has reported a failure"
+        why = shown(end.first.text, LONGEST_SENTENCE) if end.first else without
+        outlook = f"; {end.outlook(size, times.join, times.last_call)}" if size.most > 1 else ""
+        most = f" of at most {number + 2 + left}" if left is not None else ""
+        logger.warning(
+            "rallypoint: attempt %d has ended: %s%s; attempt %d%s follows",
+            *(number + 1, why, outlook, number + 2, most),
+        )
+
+    def _announce_joined(self) -> None:
+        """Log that all ranks are up again after a restart, and how long that took."""
+        folder = reports.folder_of(os.environ)
+        if self._joining is None or folder is None:
             return
-        cause = next((failure for failure in failures if not failure.follows), None)
-        if cause is not None:
-            self._meeting.tell(f"{cause.name} failed: {cause.headline}")
-        else:
-            reports.report_elsewhere(self._meeting.await_told(_TOLD_SECONDS))
+        roll, (number, began) = reports.Reports(folder).roll(), self._joining
+        if roll.complete:
+            self._joining = None
+            seconds = time.monotonic() - began
+            logger.warning("rallypoint: attempt %d: %s after %.1f s", number + 1, roll.text, seconds)
 
     def _tell_lost(self) -> None:
         """Say at once which servers of this machine have died."""
@@ -406,13 +447,6 @@ def _open_place(params: RendezvousParameters, launchers: int, conf: Conf) -> Mee
 
 def _warn_of_stall(lines: Sequence[str]) -> None:
     logger.warning("rallypoint: %s", "\n".join(lines))
-
-
-def _recent_failures() -> list[reports.Failure]:
-    """What ranks of this machine have reported; not those of a try before one that went well."""
-    folder = reports.folder_of(os.environ)
-    known = reports.Reports(folder).failures() if folder is not None else []
-    return [failure for failure in known if failure.time > time.time() - _RECENT_SECONDS]
 
 
 def _is_no_consequence(record: logging.LogRecord) -> bool:

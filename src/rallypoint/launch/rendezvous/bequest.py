@@ -6,6 +6,7 @@ a sign of life.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import RallypointError
 from rallypoint.launch.rendezvous.register import Register
-from rallypoint.launch.rendezvous.roster import Line, Member, Size
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Size
 from rallypoint.rollcall.identity import Role
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp import TCPStore
@@ -37,12 +38,14 @@ class Bequest:
         (folder / _FILE).write_text(to_text(self), encoding="utf-8")
 
 
-def give_up_for_agent(folder: Path) -> None:
-    """Say that the agent is gone whose reports are in this folder; nothing, if it has left no word."""
+def give_up_for_agent(folder: Path, how: str) -> None:
+    """Say how the agent has ended whose reports are in this folder; nothing, if it has left no word."""
     try:
         left = from_text(Bequest, (folder / _FILE).read_text(encoding="utf-8"))
         with TCPStore(left.host, left.port, timeout=_SECONDS, role=Role.AGENT) as store:
             register = Register(PrefixStore(left.prefix, store), left.member.id, left.size)
-            register.post(Line(leave=replace(left.member, visit=_LAST_VISIT), lost=True))
+            leave = replace(left.member, visit=_LAST_VISIT)
+            ending = Ending(f"torchrun's agent on {left.member} has ended {how}", time.time())
+            register.post(Line(leave=leave, lost=True, ending=ending))
     except (OSError, ValueError, RallypointError):
         pass  # then it is missed, after a while

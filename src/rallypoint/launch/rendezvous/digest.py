@@ -14,10 +14,11 @@ from zlib import crc32
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Member, Roster, Size, closed_error, unreadable
+from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, Size, closed_error, unreadable
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 _ARC = 128  # so many machines at most, or a few more
+_NEWCOMERS_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ class Digest:
     """The id of the machine that starts the round's store."""
     desk: int = 0
     folded: int = 0
-    told: int = 0
-    """How many machines have said what failed."""
     sick: str = ""
     """The last machine that was not fit to take part, and why."""
 
@@ -74,7 +73,6 @@ class Digest:
             keeper=keeper.id if keeper else "",
             desk=roster.desk,
             folded=roster.folded,
-            told=len(roster.told),
             sick=str(roster.sick[-1]) if roster.sick else "",
         )
 
@@ -142,6 +140,49 @@ class Seat:
             return from_text(Seat, text)
         except ValueError as error:
             raise unreadable(error) from error
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """How a round has ended, the same for all its machines, and what the next one waits for."""
+
+    first: Ending | None = None
+    """The first failure; None: no machine has reported any."""
+    complete: bool = False
+    """Whether the next round has all its machines."""
+    present: int = 0
+    newcomers: tuple[str, ...] = ()
+    """Machines of the next round that were not in this one, the first few."""
+
+    def outlook(self, size: Size, join_seconds: float, last_call: float) -> str:
+        """What a job of several machines does now."""
+        if self.complete and self.newcomers:
+            names = ", ".join(shown(each) for each in self.newcomers)
+            return f"{names} takes over" if self.first else f"{names} joins"
+        if self.complete:
+            return f"all {self.present} machines go on"
+        if self.present >= size.least:
+            return f"waiting {last_call:g} s for more machines; {self.present} of {size} are here"
+        return f"waiting up to {join_seconds:g} s for {size.least - self.present} of {size.least} machines"
+
+    def to_json(self) -> str:
+        return to_text(self, sparse=True)
+
+    @staticmethod
+    def from_json(text: bytes) -> RoundEnd:
+        try:
+            return from_text(RoundEnd, text)
+        except ValueError as error:
+            raise unreadable(error) from error
+
+
+def end_of(before: Roster, after: Roster) -> RoundEnd | None:
+    """How the round of `before` has ended, if it has in the change to `after`."""
+    if not before.complete or after.round == before.round:
+        return None
+    known = {each.id for each in before.members}
+    new = [str(each) for each in after.present if each.id not in known]
+    return RoundEnd(after.ended, after.complete, len(after.present), tuple(new[:_NEWCOMERS_NAMED]))
 
 
 def seat_of_refused(error: RallypointError) -> Seat:

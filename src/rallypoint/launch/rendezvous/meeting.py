@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import (
     Digest,
+    RoundEnd,
     Seat,
     seat_of,
     seat_of_refused,
@@ -26,7 +27,7 @@ from rallypoint.launch.rendezvous.digest import (
 from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import (
-    TOLD_KEPT,
+    Ending,
     Line,
     Member,
     Roster,
@@ -92,6 +93,9 @@ class Round:
 StartStore = Callable[[Seat], str]
 """Starts the round's store, when this machine is its keeper, and says where others reach it."""
 
+OnEnd = Callable[[int, RoundEnd], object]
+"""Hears how the round of that number has ended, while this machine waits for the next one."""
+
 
 class Meeting:
     """A machine's part. Safe to use from the thread that joins and one that beats."""
@@ -142,15 +146,18 @@ class Meeting:
     def is_closed(self) -> bool:
         return bool(self._register.digest().closed)
 
-    def next_round(self, start_store: StartStore) -> Round:
-        """Leave the round before, if any, and take part in the next one.
+    def next_round(
+        self, start_store: StartStore, ending: Ending | None = None, on_end: OnEnd = lambda *_: None
+    ) -> Round:
+        """Leave the round before, if any, for the reason of `ending`, and take part in the next one.
 
         Raises JoinTimeoutError, MeetingClosedError, UsageError (a rank that cannot be had), or what
         the store raises when it is gone.
         """
-        self._round = None
+        before, self._round = self._round, None
         while self._round is None:
-            seat = self._await_seat()
+            seat = self._await_seat(before, ending, on_end)
+            before = ending = None
             if error := seat.error:
                 self.leave()
                 raise error
@@ -179,30 +186,34 @@ class Meeting:
         if not self.is_closed:
             self._register.post(Line(close=reason))
 
-    def tell(self, text: str) -> None:
-        """Say what failed on this machine, for the others to know."""
-        if self._register.digest().told < TOLD_KEPT:
-            self._register.post(Line(tell=text))
+    def leave(self, ending: Ending | None = None, close: str = "") -> None:
+        """Take no part any more, for the reason of `ending`; `close`: nor shall any other machine."""
+        if self._has_come or close:
+            leave = self.member if self._has_come else None
+            self._register.post(Line(leave=leave, close=close, ending=ending))
 
-    def await_told(self, seconds: float) -> tuple[str, ...]:
-        """What machines have said of their failures, giving them some time to do so."""
-        end = self._clock() + seconds
-        while (digest := self._look()).told or digest.everybody:
-            if told := self._register.await_told(min(_LOOK_SECONDS, end - self._clock())):
-                return told
-            if self._clock() >= end:  # who was to tell all of them may have died
-                return self.roster.told if digest.told else ()
-        return ()
+    def first_failure(self, seconds: float) -> Ending | None:
+        """What failed first in the round that this machine has left; None: nobody knows.
 
-    def leave(self) -> None:
-        """Take no part any more."""
-        if self._has_come:
-            self._register.post(Line(leave=self.member))
+        Other machines have so many seconds to leave that round as well. After that, it is what is known.
+        """
+        met, end = self._round, self._clock() + seconds
+        while met is not None:
+            self._look()
+            left = end - self._clock()
+            if ended := self._register.await_end(met.number, min(_LOOK_SECONDS, left)):
+                return ended.first
+            if left <= 0:
+                roster = self.roster
+                endings = roster.endings if roster.round == met.number else ()
+                return endings[0] if endings else roster.ended
+        return None
 
     def give_up(self) -> None:
         """Take no part any more, in the middle of it: the others start again."""
         if self._has_come:
-            self._register.post(Line(leave=self.member, lost=True))
+            ending = Ending(f"the launcher of {self.member} was told to end", self._keepers_time())
+            self._register.post(Line(leave=self.member, lost=True, ending=ending))
 
     def stay_out(self, reason: str) -> None:
         """Take no part, as this machine is not fit; wait until nobody could need it any more.
@@ -210,9 +221,10 @@ class Meeting:
         That is when the meeting is closed, or when no machine is there for as long as they may take to come.
         If it is in a round, the others start again without it.
         """
-        self._round = None
+        now, self._round = self._keepers_time(), None
         self._sick_named = str(Sick(self.member.host, self.member.pid, reason))  # this machine says it itself
-        digest = self._register.post(Line(leave=self.member, lost=True, sick=reason))
+        ending = Ending(self._sick_named, now)
+        digest = self._register.post(Line(leave=self.member, lost=True, sick=reason, ending=ending))
         seen = self._clock()
         while not digest.closed and self._clock() < seen + self.times.join:
             self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)
@@ -279,15 +291,16 @@ class Meeting:
     def _lose(self, silent: set[str]) -> None:
         lost = tuple(each for each in self.roster.everybody if each.id in silent)
         if lost:
-            who = "it" if len(lost) == 1 else "them"
-            logger.warning(
-                "%s gave no sign of life for %.0f s: going on without %s",
-                _list(lost),
-                self.times.silence,
-                who,
-            )
-            self._register.change(lambda latest: latest.lose(set(lost), self.size))
+            who, silence = "it" if len(lost) == 1 else "them", self.times.silence
+            text = f"{_list(lost)} gave no sign of life for {silence:.0f} s"
+            logger.warning("%s: going on without %s", text, who)
+            ending = Ending(text, self._keepers_time() - silence)
+            self._register.change(lambda latest: latest.lose(set(lost), self.size, ending))
             self._register.call_again(lost)
+
+    def _keepers_time(self) -> float:
+        """What the clock of the round's keeper shows, as far as this machine knows."""
+        return time.time() - (self._round.clock_ahead if self._round is not None else 0.0)
 
     # Coming together
 
@@ -304,21 +317,30 @@ class Meeting:
             logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
         return digest
 
-    def _await_seat(self) -> Seat:
-        """Ask to be in the next round, and wait for a place in it."""
+    def _await_seat(self, before: Round | None, ending: Ending | None, on_end: OnEnd) -> Seat:
+        """Ask to be in the next round, and wait until the one before has ended, then for a place."""
         is_first = not self._has_come
-        digest = self._come()
+        digest = self._come(ending)
         patience = _Patience(self._clock)
         patience.note(digest)
         with Waiting(lambda: self._state(patience), at_start=is_first):
-            return self._await_answer(digest, patience)
+            return self._await_answer(digest, patience, before, on_end)
 
-    def _await_answer(self, digest: Digest, patience: _Patience) -> Seat:
+    def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None, on_end: OnEnd) -> Seat:
         while True:
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
             left = patience.left(self.times.join)
             # When that is over and it is still here, enough have come, and there is nothing to hurry for.
-            seat = self._register.await_seat(self.member, min(seconds, left) if left > 0 else seconds)
+            seconds = min(seconds, left) if left > 0 else seconds
+            if before is not None:
+                is_over = digest.round != before.number  # then its end is known, unless that machine has died
+                end = self._register.await_end(
+                    before.number, min(seconds, _LOOK_SECONDS) if is_over else seconds
+                )
+                if end is not None:
+                    on_end(before.number, end)
+                before = None if is_over or end is not None else before
+            seat = self._register.await_seat(self.member, seconds) if before is None else None
             if seat is None:
                 digest = self._look()
                 patience.note(digest)  # before it is judged: a roster that has just changed is no old one
@@ -326,18 +348,24 @@ class Meeting:
             if seat is not None:
                 return seat
 
-    def _come(self) -> Digest:
+    def _come(self, ending: Ending | None = None) -> Digest:
         if self._has_come:
             self._register.forget_seat(self.member)
             self.member = replace(self.member, visit=self.member.visit + 1)
         self._has_come = True
-        return self._ask_for_place()
+        return self._ask_for_place(ending)
 
-    def _ask_for_place(self) -> Digest:
+    def _ask_for_place(self, ending: Ending | None = None) -> Digest:
         least, most = self.size.least, self.size.most
-        digest = self._register.post(
-            Line(come=self.member, least=least, most=most, spares=self._spares, settings=self._settings)
+        line = Line(
+            self.member,
+            least=least,
+            most=most,
+            spares=self._spares,
+            settings=self._settings,
+            ending=ending,
         )
+        digest = self._register.post(line)
         self._desk = digest.desk
         return digest
 

@@ -21,7 +21,16 @@ from dataclasses import replace
 
 from rallypoint.codec import from_text
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.launch.rendezvous.digest import Digest, Seat, arc_of, arcs, calls, seat_of_refused
+from rallypoint.launch.rendezvous.digest import (
+    Digest,
+    RoundEnd,
+    Seat,
+    arc_of,
+    arcs,
+    calls,
+    end_of,
+    seat_of_refused,
+)
 from rallypoint.launch.rendezvous.roster import Line, Member, Refusal, Roster, Size, read_lines, unreadable
 from rallypoint.stores.base import NOTHING, Store, seen
 
@@ -29,7 +38,6 @@ Rule = Callable[[Roster], Roster]
 
 _DIGEST = "roster"
 _LINES = "lines"
-_TOLD = "told"
 _CLOSED = "closed"
 _DESK_BYTES = 1 << 22
 _MANY = 8  # lines are many if they are this part of the machines
@@ -170,11 +178,10 @@ class Register:
     def forget_seat(self, member: Member) -> None:
         self._store.delete_key(_seat_key(member))
 
-    def await_told(self, seconds: float) -> tuple[str, ...]:
-        """What machines have said of failures; nothing if none says anything for so long."""
-        if not self._await(_TOLD, seconds):
-            return ()
-        return _texts(self._read(_TOLD))
+    def await_end(self, number: int, seconds: float) -> RoundEnd | None:
+        """How the round of that number has ended; None if it has not within `seconds`."""
+        key = _end_key(number)
+        return RoundEnd.from_json(text) if self._await(key, seconds) and (text := self._read(key)) else None
 
     def await_closed(self, seconds: float) -> None:
         """Wait until the meeting is closed, no longer than that."""
@@ -273,13 +280,13 @@ class Register:
         """Tell the machines that wait for a change, each at its own key."""
         texts = {_seat_key(each): seat.to_json() for each, seat in calls(before, after, time.time())}
         texts |= {_seat_key(each.member): seat_of_refused(each.error).to_json() for each in refused}
-        if after.told != before.told and after.told:
-            texts[_TOLD] = json.dumps(after.told)
+        if end := end_of(before, after):
+            texts[_end_key(before.round)] = end.to_json()
+            self._store.delete_key(_end_key(before.round - 1))
         if after.closed and not before.closed:
             texts[_CLOSED] = ""
         elif before.closed and not after.closed:  # it is another job's
             self._store.delete_key(_CLOSED)
-            self._store.delete_key(_TOLD)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))
 
@@ -305,6 +312,10 @@ def _beat_key(member_id: str) -> str:
 
 def _desk_key(desk: int) -> str:
     return f"desk/{desk}"
+
+
+def _end_key(number: int) -> str:
+    return f"end/{number}"
 
 
 def _seat_key(member: Member) -> str:

@@ -23,7 +23,8 @@ from rallypoint.text import LONGEST_SENTENCE, shown
 
 _GONE_KEPT = 16
 _SICK_KEPT = 16
-TOLD_KEPT = 64
+_TOLD_KEPT = 64
+_ENDINGS_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,22 @@ Settings = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
+class Ending:
+    """Why one machine's part in a round has ended: what failed there first."""
+
+    text: str
+    """One line, for people."""
+    time: float = 0.0
+    """When, by the clock of the machine with the store."""
+    follows: bool = False
+    """Whether it is the consequence of a failure elsewhere: a lost connection."""
+    detail: str = ""
+    """The whole report, for launchers."""
+
+
+@dataclass(frozen=True)
 class Line:
-    """What a machine asks for: to be in the next round, to leave, to close the meeting, to be heard."""
+    """What a machine asks for: to be in the next round, to leave, to close the meeting."""
 
     come: Member | None = None
     """Who wants to take part, and leaves the round that it is in."""
@@ -72,8 +87,8 @@ class Line:
     """Why the one that leaves is not fit to take part."""
     close: str = ""
     """Why nobody is to join any more."""
-    tell: str = ""
-    """What failed on a machine, for the others to know."""
+    ending: Ending | None = None
+    """Why the machine that comes or leaves has ended its part in the round, if something failed there."""
     least: int = -1
     """How many machines a round takes, as the one that comes was told."""
     most: int = -1
@@ -147,6 +162,11 @@ class Roster:
     """Members that earlier rounds have lost, the last few: to be named if they are missed."""
     told: tuple[str, ...] = ()
     """What machines said of failures of their own, first come first."""
+    endings: tuple[Ending, ...] = ()
+    """Why machines have left this round, the first failure first: a consequence is never before its cause,
+    whatever the clocks show."""
+    ended: Ending | None = None
+    """The first failure of the round before; None: it ended because a machine was to come in."""
     sick: tuple[Sick, ...] = ()
     """The last few that were not fit to take part."""
     desk: int = 0
@@ -215,18 +235,26 @@ class Roster:
         gone = (*self.gone, *self.lost)[-_GONE_KEPT:]
         return replace(self, complete=True, present=ranked, members=ranked, lost=(), gone=gone)
 
-    def lose(self, silent: Set[Member], size: Size) -> Roster:
+    def lose(self, silent: Set[Member], size: Size, ending: Ending | None = None) -> Roster:
         """Note that these gave no sign of life, and go on without them. Who came again stays."""
         if silent.isdisjoint(self.everybody):
             return self
         lost = tuple(each for each in self.present if each in silent)
         left = replace(
-            self,
+            self._with_ending(ending) if lost else self,
             lost=(*self.lost, *lost),
             present=tuple(each for each in self.present if each not in silent),
             waiting=tuple(each for each in self.waiting if each not in silent),
         )
         return left._settle(size)
+
+    def _with_ending(self, ending: Ending | None) -> Roster:
+        """Note why a machine of this round has left it. Only the likeliest causes are kept."""
+        if ending is None or not self.complete:
+            return self
+        endings = sorted((*self.endings, ending), key=lambda each: (each.follows, each.time, each.text))
+        told = self.told if ending.follows else (*self.told, ending.text)[:_TOLD_KEPT]
+        return replace(self, endings=tuple(endings[:_ENDINGS_KEPT]), told=told)
 
     def publish(self, store: str) -> Roster:
         """Say where the round's store listens."""
@@ -252,6 +280,7 @@ class Roster:
                 waiting=self._by_seniority(),
                 gone=(*self.gone, *self.lost)[-_GONE_KEPT:],
                 told=self.told,
+                ended=self.endings[0] if self.endings else None,
                 sick=self.sick,
             )
             return self._after(fresh)._settle(size)
@@ -335,8 +364,6 @@ class _Hall:
             self._leave(line.leave, line)
         if line.close and not self._roster.closed:
             self._roster = replace(self._roster, closed=line.close)
-        if line.tell:
-            self._roster = replace(self._roster, told=(*self._roster.told, line.tell)[:TOLD_KEPT])
 
     def settled(self) -> Roster:
         """The roster after all lines."""
@@ -356,7 +383,7 @@ class _Hall:
         known = self._present.get(member.id) or self._waiting.get(member.id)
         if known is not None and known.visit >= member.visit:
             return
-        self._remove(member)
+        self._remove(member, line.ending)
         error: RallypointError | None = closed_error(self._roster.closed) if self._roster.closed else None
         if error is None and (error := self._settings_error(member, line.settings)):
             self._refuse_unfinished(error)
@@ -371,15 +398,17 @@ class _Hall:
         self._told_size = (line.least, line.most, line.spares)
 
     def _leave(self, member: Member, line: Line) -> None:
-        roster, present = self._roster, self._present.get(member.id)
-        self._remove(member)
+        present = self._present.get(member.id)
+        self._remove(member, line.ending)
         if line.lost and present is not None and member.id not in self._present:
-            self._roster = replace(roster, lost=(*roster.lost, present))
+            self._roster = replace(self._roster, lost=(*self._roster.lost, present))
         if line.sick:
             sick = (*self._roster.sick, Sick(member.host, member.pid, line.sick))
             self._roster = replace(self._roster, sick=sick[-_SICK_KEPT:])
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: Member, ending: Ending | None) -> None:
+        if member.id in self._present and self._present[member.id].visit <= member.visit:
+            self._roster = self._roster._with_ending(ending)
         for group in (self._present, self._waiting):
             if member.id in group and group[member.id].visit <= member.visit:
                 self._ranked.get(group.pop(member.id).rank, {}).pop(member.id, None)
@@ -408,7 +437,7 @@ class _Hall:
             everybody = (*self._present.values(), *self._waiting.values())
             self.refused += [Refusal(each, error) for each in everybody]
             for each in everybody:
-                self._remove(each)
+                self._remove(each, None)
 
     def _rank_error(self, member: Member) -> UsageError | None:
         if member.rank >= self._size.most:

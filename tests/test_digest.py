@@ -5,14 +5,24 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.errors import MeetingClosedError, UsageError
-from rallypoint.launch.rendezvous.digest import Digest, Seat, arc_of, arcs, calls, seat_of_refused
-from rallypoint.launch.rendezvous.roster import Line, Member, Roster, Size, closed_error
+from rallypoint.launch.rendezvous.digest import (
+    Digest,
+    RoundEnd,
+    Seat,
+    arc_of,
+    arcs,
+    calls,
+    end_of,
+    seat_of_refused,
+)
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, closed_error
 from rosters import close, join, leave
 
 pytestmark = pytest.mark.windows
 
 TWO = Size(2, 2)
 A, B, C = (Member(name, f"host-{name}", 100) for name in "abc")
+A2 = Member("a", "host-a", 100, visit=1)
 
 
 def gather(*members: Member) -> Roster:
@@ -59,6 +69,32 @@ def test_the_keeper_is_told_first_and_then_all() -> None:
         name: Seat(0, rank, 2, "0-a", "host-a:1", time=5.0) for rank, name in enumerate("ab")
     }
     assert told(published, join(published, C, TWO)) == {}
+
+
+def test_when_a_round_ends_it_is_known_why_and_what_the_job_waits_for() -> None:
+    crash = Ending("rank 3 ended by SIGKILL", 1.0)
+    one_left = leave(gather(A, B), "b", TWO, crash)
+    assert end_of(gather(A, B), one_left) is None
+    ended = end_of(one_left, leave(one_left, "a", TWO))
+    assert ended == RoundEnd(crash)
+    assert RoundEnd.from_json(ended.to_json().encode()) == ended
+    with_spare = leave(join(gather(A, B, C), A2, TWO), "b", TWO, crash)
+    ended = end_of(gather(A, B, C), with_spare)
+    assert ended == RoundEnd(crash, complete=True, present=2, newcomers=("host-c (process 100)",))
+
+
+@pytest.mark.parametrize(
+    ("end", "size", "outlook"),
+    [
+        (RoundEnd(Ending("x"), complete=True, present=2, newcomers=("node-c",)), TWO, "node-c takes over"),
+        (RoundEnd(complete=True, present=2, newcomers=("node-c",)), TWO, "node-c joins"),
+        (RoundEnd(Ending("x"), complete=True, present=2), TWO, "all 2 machines go on"),
+        (RoundEnd(Ending("x"), present=1), Size(1, 2), "waiting 30 s for more machines; 1 of 1:2 are here"),
+        (RoundEnd(Ending("x"), present=1), TWO, "waiting up to 600 s for 1 of 2 machines"),
+    ],
+)
+def test_an_outlook(end: RoundEnd, size: Size, outlook: str) -> None:
+    assert end.outlook(size, 600.0, 30.0) == outlook
 
 
 def test_who_waits_for_a_keeper_that_is_gone_is_told() -> None:

@@ -41,7 +41,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
-from rallypoint.launch.blame import FailureSummary, find_blame, of_ending, to_ending
+from rallypoint.launch.blame import find_blame, of_ending, to_ending
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
@@ -165,7 +165,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._tell_lost()
         self._stop_roll_call()
         self._watch.stop()
-        ending = self._ending(self._first_failure())
+        ending = self._first_failure()
         self._lost.clear()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         if self._prepares_relays:
@@ -227,9 +227,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if self._is_bystander:
             self._ask(self._meeting.give_up, None)
         else:
-            self._ask(lambda: self._meeting.leave(self._ending(first), "the job has ended"), None)
-            if first is not None and (of_all := self._ask(self._hear_first, None)):
-                reports.report_first(of_ending(of_all))
+            self._ask(lambda: self._meeting.leave(first, "the job has ended"), None)
+            if first is not None:
+                of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None)
+                reports.report_first(of_ending(of_all or first))
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
@@ -342,19 +343,13 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             return False
         return met.size > 1 if self._relay is None else self._relay
 
-    def _first_failure(self) -> FailureSummary | None:
+    def _first_failure(self) -> Ending | None:
         """What failed first on this machine in the attempt that has just ended."""
         folder = reports.folder_of(os.environ)
-        if folder is None:
-            return find_blame([], [], self._lost)
-        found = reports.Reports(folder)
-        return find_blame(found.failures(), found.exits(), self._lost)
-
-    def _ending(self, first: FailureSummary | None) -> Ending | None:
+        found = reports.Reports(folder) if folder is not None else None
+        failures, exits = (found.failures(), found.exits()) if found is not None else ([], [])
+        first = find_blame(failures, exits, self._lost)
         return to_ending(first, self._clock_ahead) if first is not None else None
-
-    def _hear_first(self) -> Ending | None:
-        return self._meeting.first_failure(_TOLD_SECONDS)
 
     def _announce_restart(self, number: int, end: RoundEnd) -> None:
         """Log how an attempt has ended, and what follows. Machine changes do not count as restarts."""

@@ -334,10 +334,8 @@ class Meeting:
             seconds = min(seconds, left) if left > 0 else seconds
             if before is not None:
                 is_over = digest.round != before.number  # then its end is known, unless that machine has died
-                end = self._register.await_end(
-                    before.number, min(seconds, _LOOK_SECONDS) if is_over else seconds
-                )
-                if end is not None:
+                patient = min(seconds, _LOOK_SECONDS) if is_over else seconds
+                if (end := self._register.await_end(before.number, patient)) is not None:
                     on_end(before.number, end)
                 before = None if is_over or end is not None else before
             seat = self._register.await_seat(self.member, seconds) if before is None else None

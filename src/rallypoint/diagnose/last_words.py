@@ -89,8 +89,8 @@ def _action(found: Explanation) -> str:
     incident: Incident | None = found.verdict.incident if found.verdict is not None else None
     if incident is None:
         return ""
-    # `rallypoint run`, which some of them suggest, is what has run this job.
-    if others := [do for do in incident.do if "`rallypoint run " not in do]:
+    # This is what `rallypoint run` says: it need not be suggested for finding the rank that failed first.
+    if others := [do for do in incident.do if "`rallypoint run train.py` names" not in do]:
         return others[0]
     raised = incident.raised
     return f"look at {raised.place}" if raised is not None and raised.place is not None else ""

@@ -426,7 +426,12 @@ def _open_place(params: RendezvousParameters, launchers: int, conf: Conf) -> Mee
     local_address, seconds = params.local_addr, conf.times.join
     if len(endpoints) > 1:
         return open_replicated(
-            endpoints, params.run_id, local_address=local_address, seconds=seconds, ports=conf.ports
+            endpoints,
+            params.run_id,
+            local_address=local_address,
+            seconds=seconds,
+            ports=conf.ports,
+            has_relays=conf.relay is not False and patch_of() is not Patch.NEVER,
         )
     [endpoint] = endpoints
     return open_place(

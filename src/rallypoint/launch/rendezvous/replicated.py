@@ -92,11 +92,12 @@ def open_replicated(
     local_address: str | None,
     seconds: float,
     ports: range = ANY_PORT,
+    has_relays: bool = False,
 ) -> ReplicatedPlace:
     """The meeting place of a job on the store that is at one of these places; ConnectError if it is at none.
 
     By `local_address` other machines reach this one; None: by the address with which it reaches the places.
-    `ports` may be opened to them.
+    `ports` may be opened to them. `has_relays`: the ranks have a relay, which logs when the store is away.
     """
     if run_id == _NO_ID:
         logger.warning(
@@ -112,7 +113,7 @@ def open_replicated(
     except ConnectError as error:
         error.hint = _where_to_look(places)
         raise
-    relay = host_relay(places, store=run_id + MEETING, backend=choose(), lifespan=LIFESPAN, quiet=True)
+    relay = host_relay(places, store=run_id + MEETING, backend=choose(), lifespan=LIFESPAN, quiet=has_relays)
     store = TCPStore(*relay.address, timeout=min(seconds, _ANSWER_SECONDS), role=Role.AGENT)
     reachable = local_address or own_address(_elsewhere_first(places))
     return ReplicatedPlace(places, store, relay, RoundsHere(run_id, reachable, ports))

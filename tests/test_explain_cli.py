@@ -208,7 +208,7 @@ def test_a_failed_job_ends_with_what_is_known_of_it(
     run._explain(blame, Reports(tmp_path), "", 0.0)
     told = capsys.readouterr().err
     first, _, rest = told.rpartition("\n\n")
-    assert "failed first: ModuleNotFoundError: No module named 'banana'\n" in first
+    assert "failed first: ModuleNotFoundError: No module named 'banana'" in first
     cause, action, report = rest.splitlines()
     assert re.fullmatch(r"cause \(certain\): rank 2 on \S+: A Python package is missing", cause)
     assert action.startswith("do first: Is the name right?")

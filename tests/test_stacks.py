@@ -21,7 +21,7 @@ from rallypoint.stacks.activity import (
     pack,
     unpack,
 )
-from rallypoint.stacks.folding import fold, is_library
+from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Frame, is_complete, read_dump
 from rallypoint.stacks.grouping import only, put_together
 from rallypoint.stacks.movement import Movement
@@ -213,13 +213,6 @@ class TestWords:
             "  another thread of rank 2: hold (locks.py:5)",
             "  its process 7: load_batch (data.py:88) <- train (train.py:33): read() of a pipe",
         ]
-
-    def test_the_calls_of_c_code_that_the_odd_one_is_in(self) -> None:
-        native = (Frame("/usr/lib/libc.so.6", 0, "ioctl"), Frame("/usr/lib/libnvidia.so.550.1", 0, "wait"))
-        assert all(map(is_library, native))
-        odd = replace(ODD, native=native)
-        lines = summary_lines(put_together([machine("a", waiting(0), odd)]))
-        assert lines[2:] == ["  there in ioctl <- wait (libc.so.6)"]
 
     def test_names_are_shown_as_text(self) -> None:
         hostile = (Frame("/x/\x1b[31m<b>.py", 1, "<script>\x07\n"),)

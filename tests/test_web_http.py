@@ -282,7 +282,7 @@ def test_who_takes_nothing_any_more_is_dropped(
         await asyncio.wait_for(EventStream(watch)({"type": "http"}, receive, send), SECONDS)
         return watch
 
-    assert asyncio.run(work()).viewers == 0
+    assert asyncio.run(work())._viewers == 0
     assert len(sent) == 2 + takes
     assert "has taken nothing for 0.05 s" in caplog.text
 

@@ -46,7 +46,7 @@ ODD = RankActivity(
     threads=((Frame("/usr/lib/python3.11/threading.py", 5, "wait"),),),
     children=(Child(77, (Frame("/home/me/worker.py", 9, HOSTILE),), ProcessFacts("is stopped")),),
 )
-MACHINE = MachineActivity("node-a", (waiting(0), waiting(1), ODD, waiting(3)), remarks=(HOSTILE,))
+MACHINE = MachineActivity("node-a", (waiting(0), waiting(1), ODD, waiting(3)))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,6 @@ def test_the_odd_rank_its_line_and_a_straggler_are_on_the_page(browser: Browser,
         main = rows.last.inner_text()
         assert main.startswith("3 of 4 ranks wait for others in")
         assert "all_reduce <- train (train.py:41) step 1,204" in main
-        assert look.text("#work-remarks") == r"node-a: <img src=x onerror=alert(1)>\x1b[2J"
 
         slow = page.locator("#steps-list > li").first
         assert slow.inner_text().split("\n")[:3] == ["rank 2 on node-a", "0.5 / s", "25 % of the median"]

@@ -192,9 +192,9 @@ def test_when_the_last_viewer_has_left_nothing_more_is_asked(store: ScriptedStor
         watch = StoreWatch(store.look, "")
         events = watch.events()
         await anext(events)
-        assert watch.viewers == 1
+        assert watch._viewers == 1
         await events.aclose()
-        assert watch.viewers == 0
+        assert watch._viewers == 0
         while watch._polling is not None:
             await asyncio.sleep(0)
         before = store.looks
@@ -217,7 +217,7 @@ def test_close_lets_all_viewers_go(store: ScriptedStore) -> None:
         await asyncio.sleep(0)
         watch.close()
         assert await asyncio.gather(*waiting) == [None] * 3
-        assert watch.viewers == 0
+        assert watch._viewers == 0
 
     run(work)
 

@@ -51,7 +51,7 @@ ODD = RankActivity(
 )
 MACHINES = (
     MachineActivity("node-a", (waiting(0), waiting(1), ODD, waiting(3))),
-    MachineActivity("node-b", tuple(map(waiting, range(4, 8))), remarks=("the system killed a process",)),
+    MachineActivity("node-b", tuple(map(waiting, range(4, 8)))),
 )
 STALLED = telling(replace(job(EIGHT), stall="7 of 8 ranks wait\n  rank 2 is elsewhere\n"), *MACHINES)
 
@@ -68,7 +68,7 @@ def test_the_odd_rank_comes_first_with_its_line_and_since_when() -> None:
     told = shown(STALLED)
     assert told["stall"] == "7 of 8 ranks wait\n  rank 2 is elsewhere"
     work = told["work"]
-    assert (work["size"], work["count"], work["remarks"]) == (8, 2, ["node-b: the system killed a process"])
+    assert (work["size"], work["count"]) == (8, 2)
     odd, main = work["groups"]["2"], work["groups"]["0"]
     assert (odd["place"], odd["main"], main["place"], main["main"]) == (0, False, 1, True)
     assert (odd["who"], odd["count"], odd["rank"]) == ("rank 2 on node-a", 1, 2)
@@ -128,7 +128,7 @@ def test_where_no_launcher_tells_there_is_nothing() -> None:
         replace(STALLED, clients=tuple(replace(each, told=each.told[5:]) for each in STALLED.clients)),
     ):
         told = shown(snapshot)
-        assert told["work"] == {"size": 0, "count": 0, "groups": {}, "remarks": []}
+        assert told["work"] == {"size": 0, "count": 0, "groups": {}}
         assert told["steps"] == {"count": 0, "median": 0.0, "ranks": {}}
 
 

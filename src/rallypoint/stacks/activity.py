@@ -11,14 +11,15 @@ import binascii
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from rallypoint.codec import Within, at_most, from_text, to_text
-from rallypoint.stacks.frames import Frame, Stack
+from rallypoint.stacks.frames import MOST_FRAMES, Frame, Stack
 
 MOST_PACKED: Final = 48 * 1024
 """Characters of a packed activity."""
 _MOST_BYTES: Final = 4 << 20
+_FEW_FRAMES: Final = 12
 MUCH: Final = 0.5
 """Of a core: a rank that uses more is computing."""
 _Text = Annotated[str, at_most(500)]
@@ -66,7 +67,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A collective in torch's Flight Recorder."""
+    """A collective in torch's Flight Recorder, as one rank has called it."""
 
     group: _Text
     number: _Number
@@ -75,6 +76,9 @@ class Recorded:
     kinds: Annotated[tuple[_Text, ...], at_most(16)] = ()
     is_done: bool = False
     place: _Text = ""
+    """The innermost frame outside of libraries; empty if none was recorded."""
+    created: _Number = 0
+    """When, in nanoseconds of the unix time; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,6 @@ class RankActivity:
     """The age of its stack, if that is from an earlier look; -1: it is from the last one."""
     lock_holder: Stack = ()
     """The thread that keeps the interpreter lock (GIL), if it is not the main thread."""
-    native: Stack = ()
-    """The calls of C code below its stack that it stands still in, where py-spy tells them."""
     idle_seconds: _Seconds = -1.0
     """For how long it has made no progress (see `Movement`), unless it waits; -1: not known."""
 
@@ -123,8 +125,6 @@ class MachineActivity:
     """The machine's load, for each of its cores."""
     world_size: _Number = -1
     """How many ranks the job has; -1: not known."""
-    remarks: Annotated[tuple[_Text, ...], at_most(16)] = ()
-    """What else is known: memory that ran out, versions of packages that stacks are in."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,10 @@ class _Packed:
 
 def pack(activity: MachineActivity) -> str:
     """As ASCII, at most `MOST_PACKED` characters: what does not fit is left out, threads first."""
-    for cut in (_whole, _without_threads, _without_children, _with_short_stacks, _without_stacks):
-        text = _packed(replace(activity, ranks=tuple(map(cut, activity.ranks))))
+    cuts: list[dict[str, Any]] = [{}, {"threads": ()}, {"threads": (), "children": (), "recorded": ()}]
+    for most, cut in [*((MOST_FRAMES, each) for each in cuts), (_FEW_FRAMES, cuts[-1]), (0, cuts[-1])]:
+        ranks = tuple(replace(each, stack=each.stack[:most], **cut) for each in activity.ranks)
+        text = _packed(replace(activity, ranks=ranks))
         if len(text) <= MOST_PACKED:
             return text
     return _packed(replace(activity, ranks=()))
@@ -189,23 +191,3 @@ def _packed(activity: MachineActivity) -> str:
         of_ranks.append((number(each.stack), tuple(map(number, each.threads)), of_children))
     whole = _Packed(replace(activity, ranks=tuple(bare)), tuple(frames), tuple(stacks), tuple(of_ranks))
     return base64.b64encode(zlib.compress(to_text(whole, sparse=True).encode())).decode("ascii")
-
-
-def _whole(each: RankActivity) -> RankActivity:
-    return each
-
-
-def _without_threads(each: RankActivity) -> RankActivity:
-    return replace(each, threads=())
-
-
-def _without_children(each: RankActivity) -> RankActivity:
-    return replace(each, threads=(), children=(), recorded=(), native=())
-
-
-def _with_short_stacks(each: RankActivity) -> RankActivity:
-    return replace(_without_children(each), stack=each.stack[:12])
-
-
-def _without_stacks(each: RankActivity) -> RankActivity:
-    return replace(_without_children(each), stack=())

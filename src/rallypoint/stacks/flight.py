@@ -16,7 +16,7 @@ import json
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rallypoint.errors import UsageError
@@ -53,36 +53,12 @@ def rank_of_dump(name: str) -> int | None:
 # Reading ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A collective as one rank has called it."""
-
-    operation: str
-    sizes: tuple[tuple[int, ...], ...]
-    kinds: tuple[str, ...]
-    is_done: bool
-    created: int
-    place: str
-    """The innermost frame outside of libraries; empty if none was recorded."""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What has to be the same on all ranks."""
-        alike = self.operation.rpartition(":")[2] in _SAME_SIZES
-        return (self.operation, self.sizes, self.kinds) if alike else (self.operation,)
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"[{', '.join(map(str, each))}]" for each in self.sizes[:_MOST_KINDS])
-        of = f" of {sizes} {', '.join(dict.fromkeys(self.kinds))}".rstrip() if sizes else ""
-        return excerpt(f"{self.operation}{of}", _MOST_TEXT)
-
-
 @dataclass
 class Dump:
     """The collectives of one rank: by group, and by their numbers in it."""
 
     rank: int
-    groups: dict[str, dict[int, Collective]] = field(default_factory=dict)
+    groups: dict[str, dict[int, Recorded]] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The ranks of a group, where the dump tells them."""
 
@@ -106,7 +82,7 @@ def read_dump(rank: int, data: bytes) -> Dump:
     for entry in entries:
         number, group = entry.get("collective_seq_id"), _group(entry.get("process_group"))
         if isinstance(number, int) and not entry.get("is_p2p"):
-            dump.groups.setdefault(group, {})[number] = _collective(entry)
+            dump.groups.setdefault(group, {})[number] = _recorded(group, number, entry)
     configured = found.get("pg_config")
     for name, config in configured.items() if isinstance(configured, dict) else ():
         text = config.get("ranks") if isinstance(config, dict) else None
@@ -121,15 +97,17 @@ def _group(found: object) -> str:
     return " ".join(parts[:2]) or "default"
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _recorded(group: str, number: int, entry: Mapping[str, Any]) -> Recorded:
     created = entry.get("time_created_ns")
-    return Collective(
+    return Recorded(
+        group,
+        number,
         _text(entry.get("profiling_name")),
         tuple(tuple(filter(_is_size, each[:_MOST_DIMENSIONS])) for each in _list(entry.get("input_sizes"))),
         tuple(_text(each) for each in _items(entry.get("input_dtypes"))),
         bool(entry.get("retired")) or entry.get("state") == "completed",
-        created if isinstance(created, int) else 0,
         _place(_items(entry.get("frames"))),
+        created if isinstance(created, int) else 0,
     )
 
 
@@ -164,9 +142,9 @@ _LAST: Final = 8
 def last_calls(dump: Dump) -> tuple[Recorded, ...]:
     """The last collectives of each group, for the way to another machine."""
     return tuple(
-        Recorded(group, number, call.operation, call.sizes, call.kinds, call.is_done, call.place)
-        for group, calls in dump.groups.items()
-        for number, call in sorted(calls.items())[-_LAST:]
+        replace(call, created=0)
+        for calls in dump.groups.values()
+        for _, call in sorted(calls.items())[-_LAST:]
     )
 
 
@@ -174,8 +152,7 @@ def dump_of(rank: int, recorded: Sequence[Recorded]) -> Dump:
     """The other way round."""
     dump = Dump(rank)
     for each in recorded:
-        call = Collective(each.operation, each.sizes, each.kinds, each.is_done, 0, each.place)
-        dump.groups.setdefault(each.group, {})[each.number] = call
+        dump.groups.setdefault(each.group, {})[each.number] = each
     return dump
 
 
@@ -219,14 +196,20 @@ def _of_group(group: str, dumps: Sequence[Dump]) -> Iterator[Difference]:
             yield found
 
 
-def _first_difference(group: str, calls: Mapping[int, Mapping[int, Collective]]) -> Difference | None:
+def _alike(call: Recorded) -> tuple[object, ...]:
+    """What has to be the same on all ranks."""
+    is_sized = call.operation.rpartition(":")[2] in _SAME_SIZES
+    return (call.operation, call.sizes, call.kinds) if is_sized else (call.operation,)
+
+
+def _first_difference(group: str, calls: Mapping[int, Mapping[int, Recorded]]) -> Difference | None:
     # The recorder forgets the oldest: what one of them has forgotten cannot be compared.
     begin = max((min(each) for each in calls.values() if each), default=0)
     numbers = sorted({number for each in calls.values() for number in each if number >= begin})
     for number in numbers:
         made = {rank: each[number] for rank, each in calls.items() if number in each}
         absent = tuple(sorted(rank for rank, each in calls.items() if max(each, default=-1) < number))
-        differs = len({each.key for each in made.values()}) > 1
+        differs = len(set(map(_alike, made.values()))) > 1
         if differs or absent:
             return _difference("differs" if differs else "missing", group, number, made, absent)
     for number in numbers:
@@ -238,17 +221,23 @@ def _first_difference(group: str, calls: Mapping[int, Mapping[int, Collective]])
 
 
 def _difference(
-    kind: str, group: str, number: int, made: Mapping[int, Collective], absent: tuple[int, ...]
+    kind: str, group: str, number: int, made: Mapping[int, Recorded], absent: tuple[int, ...]
 ) -> Difference:
     by_call: dict[tuple[object, ...], list[int]] = {}
     for rank, call in sorted(made.items()):
-        by_call.setdefault(call.key, []).append(rank)
+        by_call.setdefault(_alike(call), []).append(rank)
     calls = sorted(by_call.values(), key=lambda ranks: (len(ranks), ranks))
-    rows = tuple((str(made[ranks[0]]), tuple(ranks), made[ranks[0]].place) for ranks in calls)
+    rows = tuple((_call_text(made[ranks[0]]), tuple(ranks), made[ranks[0]].place) for ranks in calls)
     return Difference(kind, group, number, rows, absent, min(each.created for each in made.values()))
 
 
 # Words -----------------------------------------------------------------------------------------------------
+
+
+def _call_text(call: Recorded) -> str:
+    sizes = ", ".join(f"[{', '.join(map(str, each))}]" for each in call.sizes[:_MOST_KINDS])
+    of = f" of {sizes} {', '.join(dict.fromkeys(call.kinds))}".rstrip() if sizes else ""
+    return excerpt(f"{call.operation}{of}", _MOST_TEXT)
 
 
 def as_lines(dumps: Sequence[Dump], found: Sequence[Difference]) -> list[str]:

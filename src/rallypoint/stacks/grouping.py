@@ -70,7 +70,6 @@ class Work:
     """What most do; None: nothing is known of any rank."""
     size: int
     """How many ranks are known."""
-    remarks: tuple[str, ...] = ()
     unknown: tuple[int, ...] = ()
     """Ranks of the job of which nobody tells."""
 
@@ -174,12 +173,10 @@ def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str]
     store_wait = f"store wait for `{shown(min(keys))}`" if len(keys) == 1 else "store wait"
     seen: set[int] = set()
     groups: dict[tuple[Hashable, str, bool], Group] = {}
-    remarks: list[str] = []
     world_size = 0
     known: dict[tuple[Frame, ...], Doing] = {}
     for machine in machines:
         world_size = max(world_size, min(machine.world_size, _MOST_RANKS))
-        remarks += (f"{machine.host}: {each}" for each in machine.remarks)
         folded: dict[int, Doing] = {}  # ranks of a machine share their stacks, and to hash those takes long
         for each in machine.ranks:
             if each.rank in seen:
@@ -207,7 +204,7 @@ def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str]
     main = _main(found)
     odd = tuple(each for each in found if each is not main)
     unknown = tuple(rank for rank in range(world_size) if rank not in seen)
-    return Work(odd, main, len(seen), tuple(remarks), unknown)
+    return Work(odd, main, len(seen), unknown)
 
 
 def _is_at_socket(each: RankActivity) -> bool:

@@ -221,10 +221,7 @@ def facts_text(facts: ProcessFacts) -> str:
 
 
 def _family_lines(each: RankActivity) -> Iterator[str]:
-    """Its calls of C code; its other threads, as far as they are in the user's own code; its processes."""
-    if each.native:
-        inner = " <- ".join(shown(frame.function) for frame in each.native[:_CHAIN])
-        yield f"there in {inner} ({shown(file_name(each.native[0]))})"
+    """The thread that holds the GIL; other threads that are in the user's own code; its processes."""
     if each.lock_holder:
         holder = chain_text(fold(each.lock_holder))
         yield f"another thread of rank {each.rank} holds the interpreter lock (GIL): {holder}"

@@ -18,7 +18,7 @@ from typing import Final
 
 from rallypoint.launch import reports
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
-from rallypoint.launch.stacks.py_spy import look_into, look_into_c
+from rallypoint.launch.stacks.py_spy import look_into
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.system import (
     GONE,
@@ -26,10 +26,8 @@ from rallypoint.launch.stacks.system import (
     STOPPED,
     Process,
     children_of,
-    killed_for_memory,
     load_per_core,
     look_at,
-    may_be_paused,
     opens,
 )
 from rallypoint.launch.stacks.transfers import bytes_by_socket, bytes_moved
@@ -46,7 +44,6 @@ _GONE: Final = "its process is gone"
 _TRANSFER: Final = 64 * 1024
 """Bytes per second: a rank that moves more is making progress. One that polls a store moves less."""
 _TRANSFER_SECONDS: Final = 1.0
-_KILLED: Final = "the kernel has killed it, as memory ran out"
 
 
 @dataclass
@@ -67,8 +64,6 @@ class _Known:
     left_behind: set[int] = field(default_factory=set)
     """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
     children: tuple[Child, ...] = ()
-    native: tuple[Frame, ...] | None = None
-    """The calls of C code that it stands still in; None: not looked for."""
     is_seen: bool = False
     """Whether it was looked into from outside, as it does not answer."""
     cores: float = -1.0
@@ -159,7 +154,7 @@ class Looker:
                 known.note(process, now)
                 return known
             if not is_here:
-                known.ended = _KILLED if killed_for_memory({known.source.pid}) else _GONE
+                known.ended = _GONE
                 known.left_behind = {each.pid for each in sources}
         behind = known.left_behind if known is not None else set()
         sources = [each for each in sources if each.pid not in behind and _is_open(each)]
@@ -199,13 +194,9 @@ class Looker:
             known.is_seen = True
             if stack := look_into(known.source.pid):
                 known.stack, known.seen = stack, now
-        if known.movement.still_seconds(now) < after or fold(known.stack).waits:
-            known.native = None
-        elif known.process.state not in STOPPED:
-            if not is_brief:
-                known.children = self._children(known.source)
-            if known.native is None and not is_brief and may_be_paused(known.source.pid):
-                known.native = look_into_c(known.source.pid)
+        is_still = known.movement.still_seconds(now) >= after and not fold(known.stack).waits
+        if is_still and not is_brief and known.process.state not in STOPPED:
+            known.children = self._children(known.source)
 
     def _find_transfers(self, asked: Sequence[Asked], now: float) -> None:
         """Which of the ranks that have long been at one place move data meanwhile."""
@@ -272,6 +263,5 @@ def _activity(rank: int, known: _Known, now: float) -> RankActivity:
         known.children,
         stack_seconds=now - known.seen if known.seen < known.looked and known.stack else -1.0,
         lock_holder=known.lock_holder,
-        native=known.native or (),
         idle_seconds=known.movement.idle_seconds(now),
     )

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.stacks.alarms import Alarms
+from rallypoint.launch.stacks.channel import StoreChannel
 from rallypoint.launch.stacks.flight import ask_recorders
 from rallypoint.launch.stacks.gpus import gpus_of
 from rallypoint.launch.stacks.looking import Looker
-from rallypoint.launch.stacks.versions import versions_in
 from rallypoint.stacks.activity import MachineActivity, pack
 from rallypoint.stacks.grouping import Work, put_together
 from rallypoint.stacks.words import stall_lines
@@ -39,32 +39,6 @@ _SETTLING_SECONDS: Final = 0.2
 """From the first rank that fails to those that fail with it."""
 
 
-class Channel(Protocol):
-    """The job's store, as far as the sampler needs it. Each method may raise RallypointError."""
-
-    @property
-    def address(self) -> str:
-        """Where others may look at it."""
-
-    def tell(self, text: str) -> None:
-        """Have this told to whoever looks at the store."""
-
-    def work(self) -> Work:
-        """What all machines tell."""
-
-    def announce(self, text: str) -> bool:
-        """Write what a job that stands still does; False if somebody else has done so."""
-
-    def announced(self) -> str:
-        """What has been announced; nothing: the job goes on."""
-
-    def withdraw(self) -> None:
-        """The job goes on."""
-
-    def close(self) -> None:
-        """It is not needed any more."""
-
-
 class Sampler:
     """The thread. `say` prints lines; `connect` makes the channel, given whether the job stands still."""
 
@@ -73,7 +47,7 @@ class Sampler:
         folder: Path,
         signals: Sequence[int],
         stall_seconds: float,
-        connect: Callable[[bool], Channel | None],
+        connect: Callable[[bool], StoreChannel | None],
         say: Callable[[list[str]], None],
         environ: Mapping[str, str] = os.environ,
     ) -> None:
@@ -83,7 +57,7 @@ class Sampler:
         self._looker = Looker(folder, signals, stall_seconds)
         self._alarms = Alarms(folder)
         self._connect = connect
-        self._channel: Channel | None = None
+        self._channel: StoreChannel | None = None
         self._say = say
         self._said = ""
         self._is_alarmed = False
@@ -196,7 +170,7 @@ class Sampler:
             for each in machine.ranks
         )
         self._is_gathered = True
-        return replace(machine, ranks=tuple(ranks), remarks=versions_in(machine))
+        return replace(machine, ranks=tuple(ranks))
 
     # Telling ------------------------------------------------------------------------------------------------
 
@@ -243,7 +217,7 @@ def _waits(machine: MachineActivity) -> bool:
     return any(each.doing.waits for each in put_together([machine]).groups)
 
 
-def _work(channel: Channel, own: Work) -> Work:
+def _work(channel: StoreChannel, own: Work) -> Work:
     """What all machines tell; a look may not show that, as behind a relay."""
     work = channel.work()
     return work if work.main is not None else own

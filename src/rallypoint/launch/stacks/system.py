@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -44,10 +43,6 @@ _COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
 _WITH_FILE: Final = frozenset(
     each.split()[0] for each in _CALLS.partition("poll")[0].split(",") if each.strip()
 )
-_ENDED_BY_PAUSE: Final = frozenset(
-    ("recvfrom", "recvmsg", "accept", "accept4", "connect", "epoll_wait", "epoll_pwait")
-)
-"""Calls that may fail with EINTR when a process goes on after a pause, which handles no signal: signal(7)."""
 _TGKILL: Final = {"x86_64": 234, "aarch64": 131}
 _HELPER: Final = "rallypoint\n"
 """The name of the thread that answers, as `rallypoint_hooks` has it."""
@@ -70,8 +65,6 @@ def names_of(architecture: str) -> dict[int, str]:
 
 _NAMES: Final = names_of(platform.machine())
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
-_KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
-_KERNEL_LOG_BYTES: Final = 1 << 20
 _WAKES: Final = 50
 """In a second of CPU time: so one that takes more than some hundredths of a core moves (see `Movement`)."""
 
@@ -181,11 +174,9 @@ class Task(NamedTuple):
     seconds: float
     """Of CPU time so far."""
     call: str
-    """The name of its system call; nothing: it runs, or the call has no name here."""
+    """The name of its system call; nothing: it is in none, or in one that has no name here."""
     argument: int
     """The first one of that call."""
-    runs: bool
-    """Whether it is in no system call."""
 
 
 def tasks_of(pid: int) -> list[Task]:
@@ -197,8 +188,7 @@ def tasks_of(pid: int) -> list[Task]:
         if stat and ran:
             number, argument = (call[0], int(call[1], 16)) if len(call) > 3 else ("", 0)
             name = _NAMES.get(int(number), "") if number.isdigit() else ""
-            seconds = int(ran[0]) / 1e9
-            found.append(Task(int(each.name), stat[0], seconds, name, argument, not number.isdigit()))
+            found.append(Task(int(each.name), stat[0], int(ran[0]) / 1e9, name, argument))
     return found
 
 
@@ -237,13 +227,6 @@ def signal_thread(pid: int, tid: int, number: int) -> bool:
     return bool(ctypes.CDLL(None).syscall(tgkill, pid, tid, number) == 0)
 
 
-def may_be_paused(pid: int) -> bool:
-    """Whether every thread of a process runs, or is in a known system call that goes on after a pause."""
-    helper = helper_of(pid)
-    tasks = [each for each in tasks_of(pid) if each.tid != helper and not each.runs]
-    return all(each.call and each.call not in _ENDED_BY_PAUSE for each in tasks)
-
-
 def load_per_core() -> float:
     """The machine's load of the last minute; -1: not known."""
     if not hasattr(os, "getloadavg"):
@@ -252,26 +235,6 @@ def load_per_core() -> float:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
         return -1.0
-
-
-def killed_for_memory(pids: set[int]) -> set[int]:
-    """Which of these processes the kernel has killed as memory ran out, if its log can be read."""
-    if not HAS_PROC:
-        return set()
-    try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return set()
-    text = b""
-    try:
-        end = time.monotonic() + 0.5
-        while len(text) < _KERNEL_LOG_BYTES and time.monotonic() < end:
-            text += os.read(log, 8192)
-    except OSError:
-        pass  # there is no more
-    finally:
-        os.close(log)
-    return {int(each) for each in _KILLED.findall(text.decode(errors="replace"))} & pids
 
 
 def _state_text(folder: Path, state: str, told: dict[str, str]) -> str:

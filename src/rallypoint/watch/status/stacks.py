@@ -24,7 +24,6 @@ from rallypoint.text import LONGEST_SENTENCE, counted, duration, rate, shown
 
 _MOST_GROUPS: Final = 24
 _MOST_FRAMES: Final = 20
-_MOST_REMARKS: Final = 8
 _MOST_THREADS: Final = 16
 _MARGIN: Final = 10
 
@@ -39,7 +38,6 @@ def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> 
     groups = work.groups
     named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
     lines = summary_lines(work) if with_summary else []
-    lines += [f"note: {shown(each, LONGEST_SENTENCE)}" for each in work.remarks[:_MOST_REMARKS]]
     for each in named:
         example = each.example
         of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
@@ -47,7 +45,7 @@ def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> 
         lines += ["", f"{headline(each)}{of}", *([f"  {facts}"] if facts else [])]
         if example.stack and example.stack_seconds >= 0:
             lines.append(f"  its stack of {duration(example.stack_seconds)} ago:")
-        lines += [*_stack(_whole(example), _MOST_FRAMES), *_family(example, with_threads)]
+        lines += [*_stack(example.stack, _MOST_FRAMES), *_family(example, with_threads)]
     if len(groups) > len(named):
         lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
     return lines
@@ -62,7 +60,7 @@ def rank_lines(work: Work, rank: int) -> list[str]:
     if activity.stack and activity.stack_seconds >= 0:
         where = f"{last_seen(activity)} in {where}"
     lines = [*_rows("does", [where, *_remarks(activity)]), *_rows("system", facts_lines(activity))]
-    lines += _rows("stack", stack_lines(_whole(activity)))
+    lines += _rows("stack", stack_lines(activity.stack))
     return [*lines, *_family(activity, with_threads=True)]
 
 
@@ -88,11 +86,6 @@ def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
         told = facts_text(child.facts)
         head = f"its process {child.pid}{f': {told}' if told else ''}"
         yield from ("", head, *_stack(child.stack, _MOST_FRAMES))
-
-
-def _whole(activity: RankActivity) -> tuple[Frame, ...]:
-    """Its stack, with the calls of C code that it is in."""
-    return (*activity.native, *activity.stack)
 
 
 def _remarks(activity: RankActivity) -> Iterator[str]:
@@ -133,7 +126,6 @@ def all_content(work: Work) -> dict[str, Any]:
     lines = summary_lines(work) if work.main is not None else []
     return {
         "summary": lines,
-        "remarks": list(work.remarks),
         "groups": [_group_content(each, each is work.main) for each in work.groups],
     }
 

@@ -113,10 +113,6 @@ class StoreWatch:
         self._news = asyncio.Event()
         self._closed = False
 
-    @property
-    def viewers(self) -> int:
-        return self._viewers
-
     async def sight(self, most_seconds: float = EVERY_SECONDS) -> Sight:
         """What the store answers now, or answered at most `most_seconds` ago."""
         last = self._last

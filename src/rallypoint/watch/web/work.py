@@ -30,7 +30,6 @@ Json = dict[str, Any]
 MOST_GROUPS: Final = 50
 MOST_SLOW: Final = 20
 """How many ranks are named with their rate, the slowest first."""
-MOST_REMARKS: Final = 16
 MOST_THREADS: Final = 16
 """Of one rank, with their stacks."""
 
@@ -47,7 +46,6 @@ def work(told: Told, now: float) -> Json:
         "size": told.work.size,
         "count": len(told.work.groups),
         "groups": groups,
-        "remarks": [shown(each, LONGEST_SENTENCE) for each in told.work.remarks[:MOST_REMARKS]],
     }
 
 
@@ -133,7 +131,7 @@ def doing(each: RankTold, now: float) -> Json:
         "gpu": shown(facts.gpu),
         "step": activity.step,
         "rate": activity.steps_per_second,
-        "stack": _frames((*activity.native, *activity.stack)),
+        "stack": _frames(activity.stack),
         "threads": [_thread(stack) for stack in activity.threads[:MOST_THREADS]],
         "more_threads": max(len(activity.threads) - MOST_THREADS, 0),
         "children": [

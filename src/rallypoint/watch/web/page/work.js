@@ -38,7 +38,6 @@ export class Work {
     const isOdd = (group) => !group.get("main") && (isWaitedFor || STRANGE.some((name) => group.has(name)));
     const update = (row, group) => this.showGroup(row, group, work.get("size"), isOdd(group));
     this.panels.list("work", work.get("groups"), inOrder, work.get("count"), update);
-    showLines(byId("work-remarks"), work.get("remarks"));
   }
 
   showGroup(row, group, size, isOdd) {

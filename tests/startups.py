@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rallypoint.rollcall.events import Connected, Event, Joined, Started, Waited, Waiting, from_line, to_line
+from rallypoint.rollcall.events import (
+    Connected,
+    Event,
+    Joined,
+    Started,
+    Waited,
+    Waiting,
+    from_content,
+    to_line,
+)
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.records import RunRecord
@@ -66,6 +76,14 @@ def straggler(ranks: int, last: int, late: float, per_machine: int = 4) -> list[
 
 def in_order(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda each: each.time)
+
+
+def from_line(line: str | bytes) -> Event | None:
+    """What a line of an events file says. ValueError for what is no event."""
+    try:
+        return from_content(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no event: {error}") from None
 
 
 def record_of(events: Iterable[Event]) -> RunRecord:

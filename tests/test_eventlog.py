@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost, from_line
+from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost
 from rallypoint.server.reporting import event_file as eventlog
 from rallypoint.server.reporting.event_file import EventLog
+from startups import from_line
 
 pytestmark = pytest.mark.windows
 

@@ -30,7 +30,6 @@ from rallypoint.rollcall.events import (
     Stopped,
     Waited,
     Waiting,
-    from_line,
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
@@ -45,6 +44,7 @@ from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import rank
+from startups import from_line
 from test_core import CANCEL_WAIT, add, barrier, get, push, set_, wait
 from test_looking import Clock, hello
 

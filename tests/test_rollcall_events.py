@@ -22,12 +22,12 @@ from rallypoint.rollcall.events import (
     Stopped,
     Waited,
     Waiting,
-    from_line,
     to_line,
 )
 from rallypoint.rollcall.identity import Identity, Role, Source
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.question import KEYS_NAMED
+from startups import from_line
 
 pytestmark = pytest.mark.windows
 

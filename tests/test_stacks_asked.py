@@ -18,7 +18,7 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
-from rallypoint.launch.stacks import alarms, sampler, steps
+from rallypoint.launch.stacks import sampler, steps
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.channel import StoreChannel
 from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
@@ -41,7 +41,6 @@ if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
 
 SECONDS = 60.0
-LOGS = Path(__file__).parent / "logs"
 SIGNALS = signals_of("on", "the test")
 MAIN = SIGNALS[0]
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -611,33 +610,6 @@ def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: R
     awaited((tmp_path / "fifo.told").exists)
     awaited(lambda: any("__str__" in str(each.stack) for each in ranks.ask(source).values()))
     assert functions() == ["odd", "<module>"]
-
-
-@pytest.mark.usefixtures("hurry")
-def test_a_watchdogs_words_in_a_log_are_heard(ranks: Ranks, tmp_path: Path) -> None:
-    words = (LOGS / "nccl-watchdog.log").read_text().partition("\n")[0]
-    ranks.start(f"{COLLECTIVE}\nall_reduce()")
-    speaker = ranks.start(
-        f"import os, time\nos.dup2(os.open({str(tmp_path / 'log')!r}, os.O_WRONLY | os.O_CREAT), 2)\n"
-        f"def load():\n    input()\n    os.write(2, {words.encode()!r} + b'\\n')\n    time.sleep(999)\nload()"
-    )
-    said: list[list[str]] = []
-    with sampled(ranks, 1000.0, said) as store:
-        awaited(lambda: len(store.told) > 1)  # what was in the log before is old
-        go_on(ranks.processes[speaker.rank])
-        awaited(lambda: bool(said))
-        assert said[0][0].startswith(
-            "the log says `Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, "
-        )
-        assert ": 1 of 2 ranks waits in all_reduce" in said[0][0]
-        go_on(ranks.processes[0])
-        awaited(lambda: len(said) == 2)
-        assert said[1] == ["the ranks go on"]
-
-
-def test_which_logs_have_words_of_a_watchdog() -> None:
-    found = {path.name for path in LOGS.rglob("*.log") if alarms._WORDS.search(path.read_bytes())}
-    assert found == {"nccl-watchdog.log", "nccl-heartbeat.log"}
 
 
 @pytest.mark.slow

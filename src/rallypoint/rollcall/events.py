@@ -207,17 +207,11 @@ def to_line(event: Event, pid: int, store: str = "") -> str:
     return _encode({"time": content["time"], "event": event.KIND, **writer, **content})
 
 
-def from_line(line: str | bytes) -> Event | None:
-    """What a line says; None for a kind that this version does not know. ValueError for what is no event."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no event: {error}") from None
-    return from_content(content)
-
-
 def from_content(content: object) -> Event | None:
-    """As `from_line`, for a line that `json` has read already."""
+    """What a line says, as `json` has read it; None for a kind that this version does not know.
+
+    ValueError for what is no event.
+    """
     if not isinstance(content, dict) or not isinstance(name := content.get("event"), str):
         raise ValueError("no event: its kind is missing")
     kind = _KINDS.get(name)

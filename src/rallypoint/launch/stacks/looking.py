@@ -94,11 +94,6 @@ class Looker:
         self._joined = 0
         self.pace = Pace(stall_seconds)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that are ranks."""
-        return [each.source.pid for each in self._known.values() if not each.ended]
-
     def look(self, *, is_brief: bool = False) -> MachineActivity:
         """Ask each rank of this machine once. A brief look leaves out what may take long."""
         now = time.monotonic()
@@ -121,7 +116,7 @@ class Looker:
                 continue
             self._note(known, dumps.get(each.pid), now)
             self._look_around(known, now, is_brief)
-        has_ended = len(self.pids) < len(self._known)
+        has_ended = any(each.ended for each in self._known.values())
         self.pace = self.pace._replace(has_ended=has_ended)
         ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
         world = max((each.world_size for each in joined), default=-1)

@@ -93,9 +93,9 @@ class Sampler:
         """Wait for the next look; why it comes earlier, if it does."""
         end = time.monotonic() + seconds
         while not self._stopped.wait(min(max(end - time.monotonic(), 0.0), _ALARM_SECONDS)):
-            alarm = self._alarms.heard([] if self._is_alarmed else self._looker.pids)
+            alarm = self._alarms.heard()
             if alarm is not None and not self._stopped.wait(_SETTLING_SECONDS):
-                return self._alarms.heard([]) or alarm
+                return self._alarms.heard() or alarm
             self._looker.learn()
             end = min(end, time.monotonic() + self._looker.pace.every)
             if time.monotonic() >= end:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint.plots import INK, drawing, write
 from rallypoint.text import printable
+from rallypoint.watch.timeline.members import merged
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 from rallypoint.watch.timeline.timeline import StartupMember, Timeline
 from rallypoint.watch.timeline.words import headline, noun, seconds
@@ -47,13 +48,10 @@ class FigureRow:
     """Whether it is a straggler."""
 
 
-def is_crowd(timeline: Timeline) -> bool:
-    return len(timeline.members) > MOST_ROWS
-
-
 def rows_of(timeline: Timeline) -> list[FigureRow]:
     """A row for each member; of a crowd, for the members on the machines of the last ones."""
-    members = _last_of(timeline.members) if is_crowd(timeline) else timeline.members
+    is_crowd = len(timeline.members) > MOST_ROWS
+    members = _last_of(timeline.members) if is_crowd else timeline.members
     groups: dict[str, list[StartupMember]] = defaultdict(list)
     for each in sorted(members, key=lambda each: (each.rank < 0, each.rank, each.came or 0.0, each.name)):
         groups[each.host].append(each)
@@ -61,7 +59,7 @@ def rows_of(timeline: Timeline) -> list[FigureRow]:
     return list(_arrange(groups, {id(each) for each in late}))
 
 
-def _last_of(members: Sequence[StartupMember]) -> list[StartupMember]:
+def _last_of(members: Sequence[StartupMember]) -> Sequence[StartupMember]:
     """The last members, and the others on their machines. The last member is the first in the list."""
     of_host: dict[str, list[StartupMember]] = defaultdict(list)
     for each in members:
@@ -87,20 +85,9 @@ def _arrange(groups: dict[str, list[StartupMember]], late: set[int]) -> Iterable
 
 def spans_of(timeline: Timeline, waits: Iterable[WaitRecord], *, met: bool) -> list[Span]:
     """Waits as spans, either those that were met or all others. Waits too close to be told apart are one."""
-    spans: list[Span] = []
-    for wait in waits:
-        if (wait.ending is WaitEnding.MET) is met:
-            _extend(
-                spans, wait.began - timeline.origin, wait.ended - timeline.origin, timeline.seconds / 1000
-            )
-    return spans
-
-
-def _extend(spans: list[Span], begin: float, end: float, gap: float) -> None:
-    if spans and begin <= spans[-1][1] + gap:
-        spans[-1] = (spans[-1][0], max(spans[-1][1], end))
-    else:
-        spans.append((begin, end))
+    theirs = [each for each in waits if (each.ending is WaitEnding.MET) is met]
+    spans = merged(theirs, timeline.seconds / 1000)
+    return [(begin - timeline.origin, end - timeline.origin) for begin, end in spans]
 
 
 def counts(spans: Sequence[Span], times: Iterable[float]) -> list[int]:
@@ -138,17 +125,17 @@ def draw(timeline: Timeline) -> Figure:
     rows = rows_of(timeline)
     pitch, size = next((pitch, size) for most, pitch, size in _PITCHES if len(rows) <= most)
     height = max(len(rows), 2) * pitch
-    crowd = [_CROWD_HEIGHT] if is_crowd(timeline) else []
+    crowd = [_CROWD_HEIGHT] if len(timeline.members) > MOST_ROWS else []
     figure = Figure(figsize=(_WIDTH, height + sum(crowd) + _MARGIN), layout="constrained")
     heights = [*crowd, height]
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    panels[-1].set_xlim(0, max(timeline.seconds * 1.02, 0.1))
     if crowd:
         _paint_crowd(timeline, panels[0])
         panels[-1].set_title("the last ones, and who is on their machines", loc="left", fontsize=size + 1)
     _paint_rows(timeline, panels[-1], rows, size)
     figure.suptitle(_title(timeline), x=0.012, ha="left", fontsize=10.5)
     panels[-1].set_xlabel("seconds after the first came")
-    panels[-1].set_xlim(0, _right(timeline))
     _legend(figure, timeline)
     return figure
 
@@ -188,7 +175,7 @@ def _paint_member(timeline: Timeline, axes: Axes, y: int, member: StartupMember,
         axes.barh(y, end - begin, 0.62, begin, facecolor="none", edgecolor=LATE, linewidth=0.8, hatch="////")
     if member.came is None:
         return
-    end = _right(timeline) if member.left is None else member.left
+    end = axes.get_xlim()[1] if member.left is None else member.left
     axes.hlines(y, member.came, end, colors=INK, linewidth=1.0, zorder=1)
     axes.plot(
         [member.came], [y], marker="|", markersize=5, markeredgewidth=1.4, color=LATE if is_late else INK
@@ -238,12 +225,13 @@ def _late_text(members: Sequence[StartupMember]) -> str:
 def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
     times = [timeline.seconds * at / _TIMES for at in range(_TIMES + 1)]
     end = timeline.seconds + 1.0
-    here = [
-        (each.came, end if each.left is None else each.left)
+    here = [(each.came or 0.0, end if each.left is None else each.left) for each in timeline.present]
+    waiting = [
+        span
         for each in timeline.present
-        if each.came is not None
+        for met in (True, False)
+        for span in spans_of(timeline, each.waits, met=met)
     ]
-    waiting = [span for each in timeline.present for span in _waits_of(timeline, each)]
     axes.fill_between(times, counts(waiting, times), color=WAITS, linewidth=0, step="post")
     axes.step(times, counts(here, times), where="post", color=INK, linewidth=1.4)
     if timeline.straggling is not None:
@@ -252,10 +240,6 @@ def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
     axes.set_ylabel(f"{noun(timeline.members)}s")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=True)
-
-
-def _waits_of(timeline: Timeline, member: StartupMember) -> list[Span]:
-    return [*spans_of(timeline, member.waits, met=True), *spans_of(timeline, member.waits, met=False)]
 
 
 # All of it
@@ -274,11 +258,6 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
     if timeline.straggling is not None:
         handles.append(Patch(facecolor="none", edgecolor=LATE, hatch="////", label="late"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-
-
-def _right(timeline: Timeline) -> float:
-    """Where the time axis ends."""
-    return max(timeline.seconds * 1.02, 0.1)
 
 
 def _plain(text: str) -> str:

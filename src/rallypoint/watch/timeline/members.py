@@ -199,14 +199,14 @@ def _waits_of(record: RunRecord, parties: Sequence[Participant]) -> list[list[Wa
 
 def _end(last_came: float, waits: Sequence[Sequence[WaitRecord]]) -> float:
     end = last_came
-    for begin, after in sorted(span for theirs in waits for span in _merged(theirs, _QUIET)):
+    for begin, after in sorted(span for theirs in waits for span in merged(theirs, _QUIET)):
         if begin > end + _QUIET:
             break
         end = max(end, after)
     return end
 
 
-def _merged(waits: Sequence[WaitRecord], gap: float) -> Iterator[tuple[float, float]]:
+def merged(waits: Sequence[WaitRecord], gap: float) -> Iterator[tuple[float, float]]:
     """The waits of one party as spans; waits with no more than `gap` between them are one span."""
     if not waits:
         return

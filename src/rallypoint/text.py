@@ -110,6 +110,11 @@ def ranks_text(ranks: Iterable[int], most: int = _MOST_RUNS) -> str:
     return joined_by_and(names)
 
 
+def named_ranks(ranks: Sequence[int], most: int = _MOST_RUNS) -> str:
+    """`rank 3`, `ranks 3 and 7`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks, most)}"
+
+
 def _named(first: int, last: int) -> list[tuple[str, int]]:
     """A run in words, and how many ranks each of these words stands for."""
     if last - first < 2:

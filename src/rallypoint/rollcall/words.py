@@ -11,7 +11,7 @@ from typing import Final
 
 from rallypoint.rollcall.plan import JobRound
 from rallypoint.rollcall.roll import Awaited, RankState, Roll, Standing
-from rallypoint.text import counted, duration, ranks_text, shown
+from rallypoint.text import counted, duration, named_ranks, ranks_text, shown
 
 _LONGEST_LIST: Final = 270
 _WAITING_RUNS: Final = 3
@@ -94,8 +94,7 @@ def wait_text(each: Awaited) -> str:
 
 def waiting_text(each: Awaited) -> str:
     """Who waits: `rank 0`, `ranks 1 to 7 and 2 clients`."""
-    noun = "rank" if len(each.ranks) == 1 else "ranks"
-    who = [f"{noun} {ranks_text(each.ranks, _WAITING_RUNS)}"] if each.ranks else []
+    who = [named_ranks(each.ranks, _WAITING_RUNS)] if each.ranks else []
     return " and ".join([*who, *([counted(each.others, "client")] if each.others else [])])
 
 

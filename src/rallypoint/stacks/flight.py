@@ -22,7 +22,7 @@ from typing import Any, Final
 from rallypoint.errors import UsageError
 from rallypoint.stacks.activity import Recorded
 from rallypoint.stacks.folding import is_library_file
-from rallypoint.text import excerpt, printable, ranks_text
+from rallypoint.text import excerpt, named_ranks, printable
 
 _NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
 MOST_BYTES: Final = 1 << 28
@@ -243,10 +243,10 @@ def _call_text(call: Recorded) -> str:
 def as_lines(dumps: Sequence[Dump], found: Sequence[Difference]) -> list[str]:
     """What the dumps tell, in lines for a terminal."""
     ranks = sorted(dump.rank for dump in dumps)
-    lines = [f"Flight Recorder: dumps of {_who(ranks)}"]
+    lines = [f"Flight Recorder: dumps of {named_ranks(ranks)}"]
     unseen = sorted({rank for dump in dumps for each in dump.members.values() for rank in each} - set(ranks))
     if unseen:
-        lines.append(f"  there is no dump of {_who(unseen)}, which may be the one that differs")
+        lines.append(f"  there is no dump of {named_ranks(unseen)}, which may be the one that differs")
     if not found:
         return [*lines, "  all of them have called the same collectives, and all have ended"]
     for each in found[:_MOST_KINDS]:
@@ -254,9 +254,9 @@ def as_lines(dumps: Sequence[Dump], found: Sequence[Difference]) -> list[str]:
             f"  group {printable(each.group)[:_MOST_TEXT]}, collective {each.number}: {_SAID[each.kind]}"
         )
         for call, who, place in each.calls[:_MOST_KINDS]:
-            lines.append(f"    {_who(who)}: {call}{f', at {place}' if place else ''}")
+            lines.append(f"    {named_ranks(who)}: {call}{f', at {place}' if place else ''}")
         if each.absent:
-            lines.append(f"    {_who(each.absent)}: not reached")
+            lines.append(f"    {named_ranks(each.absent)}: not reached")
     return [*lines, f"  What to do: {_DO[found[0].kind]}"]
 
 
@@ -280,7 +280,3 @@ _SAID: Final = {
     "missing": "not all ranks have reached it",
     "unfinished": "all ranks have reached it, and it has not ended",
 }
-
-
-def _who(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"

@@ -11,7 +11,7 @@ from rallypoint.stacks.flight import as_lines, compare, dump_of
 from rallypoint.stacks.folding import Doing, file_name, fold, is_library
 from rallypoint.stacks.frames import Frame
 from rallypoint.stacks.grouping import Group, Work
-from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, ranks_text, shown, size
+from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, named_ranks, shown, size
 
 _CHAIN: Final = 3
 _MOST_ODD: Final = 8
@@ -31,8 +31,7 @@ def summary_lines(work: Work) -> list[str]:
         return ["nothing is known of what the ranks do"]
     first = f"{_how_many(work)} {_verb(work.main)} {_place(work.main)}{_lasting(work.main)}"
     if work.unknown:
-        noun = "rank" if len(work.unknown) == 1 else "ranks"
-        silent = f"nothing is known of {noun} {ranks_text(work.unknown)}"
+        silent = f"nothing is known of {named_ranks(work.unknown)}"
         if not work.odd:
             return [f"{first}; {silent}"]
         return [*_with_odd(work, first), silent]
@@ -192,11 +191,9 @@ def _lasting(group: Group) -> str:
 
 def who_text(group: Group) -> str:
     """`rank 2 on node-b`, `ranks 0, 1 and 3`."""
-    ranks = group.ranks
-    noun = "rank" if len(ranks) == 1 else "ranks"
     hosts = list(dict.fromkeys(group.hosts.values()))
     on = f" on {joined_by_and([shown(each) for each in hosts])}" if len(hosts) <= _MOST_HOSTS else ""
-    return f"{noun} {ranks_text(ranks)}{on}"
+    return f"{named_ranks(group.ranks)}{on}"
 
 
 def _is_elsewhere(group: Group) -> str:

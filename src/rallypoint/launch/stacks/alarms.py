@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rallypoint.launch.reports import ENDING, Reports
-from rallypoint.text import ranks_text
+from rallypoint.text import named_ranks
 
 
 class Alarms:
@@ -33,8 +33,7 @@ class Alarms:
         pids = {int(name.rpartition("-")[2]) for name in self._heard}
         failures = (each for each in self._reports.failures() if each.who.pid in pids)
         ranks = sorted({each.who.rank for each in failures if each.is_timeout})
-        noun = "rank" if len(ranks) == 1 else "ranks"
-        return f"a time-out has struck {noun} {ranks_text(ranks)}" if ranks else ""
+        return f"a time-out has struck {named_ranks(ranks)}" if ranks else ""
 
     def answer(self) -> None:
         """The look has been taken: the ranks that were heard before it may end."""

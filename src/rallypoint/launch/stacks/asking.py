@@ -33,7 +33,6 @@ from rallypoint.launch.stacks.system import (
     STOPPED,
     Process,
     Task,
-    began_at,
     helper_of,
     look_at,
     mask_of,
@@ -223,7 +222,7 @@ def _send(each: Asked, number: int) -> bool:
     """Send the signal, if the process can take it."""
     process, pid, source = each.process, each.pid, each.source
     if HAS_PROC:
-        if not process.is_here or process.state in STOPPED or began_at(pid) != process.began:
+        if not process.is_here or process.state in STOPPED or look_at(pid).began != process.began:
             return False
         _clear(source.path)
         mask, bit = mask_of(pid, each.helper), 1 << (number - 1)

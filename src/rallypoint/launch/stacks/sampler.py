@@ -108,7 +108,7 @@ class Sampler:
         if not machine.ranks:
             return self._looker.pace.every
         reason = alarm or ""
-        if alarm and _waits(machine):
+        if alarm and any(each.doing.waits for each in put_together([machine]).groups):
             self._is_alarmed = True
         elif not self._may_be_stalled(machine):
             self._is_gathered = self._is_alarmed = False
@@ -210,11 +210,6 @@ class Sampler:
             lines.append(f"see `rallypoint stacks {self._channel.address}`")
         if says:
             self._say(lines)
-
-
-def _waits(machine: MachineActivity) -> bool:
-    """Whether a rank waits for others."""
-    return any(each.doing.waits for each in put_together([machine]).groups)
 
 
 def _work(channel: StoreChannel, own: Work) -> Work:

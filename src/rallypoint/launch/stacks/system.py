@@ -145,12 +145,6 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def began_at(pid: int) -> int:
-    """`Process.began` of the process that has this number now; 0: there is none."""
-    stat = _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
-    return int(stat[19]) if len(stat) >= 20 else 0
-
-
 def opens(pid: int, path: Path) -> bool:
     """Whether a process has this file open."""
     try:

@@ -90,13 +90,10 @@ class _Answers:
     """The file that this process writes its stacks into, and what its helper thread needs for that."""
 
     def __init__(self, file: int, path: str, signals: list[int]) -> None:
-        import _thread
-
         self.file = file
         self.path = path
         self.signals = signals
         self.owner = os.getpid()
-        self.main = _thread.get_ident()
 
 
 _answers: _Answers | None = None
@@ -159,7 +156,6 @@ def _answer_after_fork() -> None:
     import _thread
 
     if _answers is not None:
-        _answers.main = _thread.get_ident()
         try:
             _thread.start_new_thread(_help, ())
         except RuntimeError:  # no more threads: the child is not asked
@@ -249,7 +245,9 @@ def _write_stacks(*_: object) -> None:
             # Written at once: unlike frames that are held here, it delays the end of no object.
             faulthandler.dump_traceback(_answers.file)
         else:
-            lines = _stack_lines(sys._current_frames().get(_answers.main))
+            import threading
+
+            lines = _stack_lines(sys._current_frames().get(threading.main_thread().ident or 0))
             os.write(_answers.file, "".join(lines).encode("ascii", "backslashreplace"))
     except BaseException:  # noqa: S110 - there is nobody to tell
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from rallypoint.codec import to_json
@@ -21,11 +22,11 @@ from rallypoint.stacks.words import (
     summary_lines,
 )
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, rate, shown
+from rallypoint.watch.status.summary import section
 
 _MOST_GROUPS: Final = 24
 _MOST_FRAMES: Final = 20
 _MOST_THREADS: Final = 16
-_MARGIN: Final = 10
 
 
 def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> list[str]:
@@ -45,7 +46,7 @@ def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> 
         lines += ["", f"{headline(each)}{of}", *([f"  {facts}"] if facts else [])]
         if example.stack and example.stack_seconds >= 0:
             lines.append(f"  its stack of {duration(example.stack_seconds)} ago:")
-        lines += [*_stack(example.stack, _MOST_FRAMES), *_family(example, with_threads)]
+        lines += [*_stack(example.stack), *_family(example, with_threads)]
     if len(groups) > len(named):
         lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
     return lines
@@ -59,9 +60,13 @@ def rank_lines(work: Work, rank: int) -> list[str]:
     where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
     if activity.stack and activity.stack_seconds >= 0:
         where = f"{last_seen(activity)} in {where}"
-    lines = [*_rows("does", [where, *_remarks(activity)]), *_rows("system", facts_lines(activity))]
-    lines += _rows("stack", stack_lines(activity.stack))
-    return [*lines, *_family(activity, with_threads=True)]
+    rows = {
+        "does": [where, *_remarks(activity)],
+        "system": facts_lines(activity),
+        "stack": stack_lines(activity.stack),
+    }
+    lines = (section(label, texts, str, len(texts)) for label, texts in rows.items())
+    return [*chain.from_iterable(lines), *_family(activity, with_threads=True)]
 
 
 def essence(work: Work, rank: int | None) -> Hashable:
@@ -76,16 +81,16 @@ def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
     """The thread that holds the GIL; the other threads of a rank, and its processes."""
     if activity.lock_holder:
         yield from ("", "this thread of its process holds the interpreter lock (GIL):")
-        yield from _stack(activity.lock_holder, _MOST_FRAMES)
+        yield from _stack(activity.lock_holder)
     threads = activity.threads if with_threads else ()
     for at, thread in enumerate(threads[:_MOST_THREADS]):
-        yield from ("", f"thread {at + 2} of its process:", *_stack(thread, _MOST_FRAMES))
+        yield from ("", f"thread {at + 2} of its process:", *_stack(thread))
     if (more := len(threads) - _MOST_THREADS) > 0:
         yield from ("", f"and {counted(more, 'more thread')}")
     for child in activity.children:
         told = facts_text(child.facts)
         head = f"its process {child.pid}{f': {told}' if told else ''}"
-        yield from ("", head, *_stack(child.stack, _MOST_FRAMES))
+        yield from ("", head, *_stack(child.stack))
 
 
 def _remarks(activity: RankActivity) -> Iterator[str]:
@@ -101,15 +106,9 @@ def _remarks(activity: RankActivity) -> Iterator[str]:
         yield f"step {activity.step:,}{ago}{speed}"
 
 
-def _rows(label: str, texts: Sequence[str]) -> Iterator[str]:
-    """A label, and texts beside it."""
-    for at, text in enumerate(texts):
-        yield f"{'' if at else label:<{_MARGIN}}{text}"
-
-
-def _stack(stack: Sequence[Frame], most: int) -> list[str]:
-    lines = [f"  {line}" for line in stack_lines(stack[:most])] or ["  its stack is not known"]
-    more = len(stack) - most
+def _stack(stack: Sequence[Frame]) -> list[str]:
+    lines = [f"  {line}" for line in stack_lines(stack[:_MOST_FRAMES])] or ["  its stack is not known"]
+    more = len(stack) - _MOST_FRAMES
     return [*lines, f"  and {counted(more, 'more frame')}"] if more > 0 else lines
 
 

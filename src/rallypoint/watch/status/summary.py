@@ -25,6 +25,7 @@ from rallypoint.text import (
     counted,
     duration,
     fine_duration,
+    named_ranks,
     ranks_text,
     rate,
     shown,
@@ -89,26 +90,26 @@ def summary(
 def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
     states = {each.rank: each.state for each in roll.ranks}
     away = {each.rank for each in roll.ranks if not each.is_here}
-    yield from _section("waits", roll.awaited, lambda each: _wait_row(roll, each), _WAIT_ROWS)
-    yield from _section("barriers", roll.gatherings, _barrier_row, _BARRIER_ROWS)
+    yield from section("waits", roll.awaited, lambda each: _wait_row(roll, each), _WAIT_ROWS)
+    yield from section("barriers", roll.gatherings, _barrier_row, _BARRIER_ROWS)
     machines = sorted(roll.machines, key=lambda each: away.isdisjoint(each.ranks))  # these first
-    yield from _section("machines", machines, lambda each: _machine_row(each, states), _MACHINE_ROWS)
-    yield from _section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
-    yield from _section("store", [snapshot], _store_row)
-    yield from _section("traffic", [snapshot], _traffic_row)
+    yield from section("machines", machines, lambda each: _machine_row(each, states), _MACHINE_ROWS)
+    yield from section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
+    yield from section("store", [snapshot], _store_row)
+    yield from section("traffic", [snapshot], _traffic_row)
     kept = [snapshot.replication] if snapshot.replication is not None else []
-    yield from _section("engine", kept, _engine_row)
-    yield from _section("standbys", kept, _standbys_row)
+    yield from section("engine", kept, _engine_row)
+    yield from section("standbys", kept, _standbys_row)
     names = kept[0].stores if kept else snapshot.stores or ()
-    yield from _section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
-    yield from _section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
+    yield from section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
+    yield from section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
     upstream = [snapshot.upstream] if snapshot.upstream is not None else []
-    yield from _section("upstream", upstream, _upstream_row)
-    yield from _section(snapshot.kind, [snapshot], lambda each: _about_row(each, head))
-    yield from _section("remarks", roll.remarks, _remark_row, _REMARK_ROWS)
+    yield from section("upstream", upstream, _upstream_row)
+    yield from section(snapshot.kind, [snapshot], lambda each: _about_row(each, head))
+    yield from section("remarks", roll.remarks, _remark_row, _REMARK_ROWS)
 
 
-def _section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: int = 1) -> Iterator[str]:
+def section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: int = 1) -> Iterator[str]:
     """A label and the rows beside it, up to the most; the last of them counts the rest."""
     fits = len(items) <= most
     rows = [row(each) for each in (items if fits else items[: most - 1])]
@@ -140,9 +141,8 @@ def _barrier_row(each: Gathering) -> str:
 def _machine_row(machine: MachineRanks, states: dict[int, RankState]) -> str:
     counts = Counter(states[rank] for rank in machine.ranks)
     told = ", ".join(f"{counts[state]:,} {word}" for state, word in _STATES.items() if counts[state])
-    noun = "rank" if len(machine.ranks) == 1 else "ranks"
     name = shown(machine.host) or "machine not known"
-    return f"{name}: {noun} {ranks_text(machine.ranks)}: {told}"
+    return f"{name}: {named_ranks(machine.ranks)}: {told}"
 
 
 def _meeting_row(each: JobRound) -> str:
@@ -277,12 +277,12 @@ def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
     owes = [each for each in roll.awaited if each.owed_by == rank]
     return [
         f"rank {rank}: {_state_text(standing)}",
-        *_section("machine", [standing], _machine_of),
-        *_section("known", [_KNOWN_BY[standing.source]] if _KNOWN_BY[standing.source] else [], str),
-        *_section("clients", presences, _presence_row, len(presences)),
-        *_section("traffic", [standing] if presences else [], _traffic_of),
-        *_section("waits", standing.waits, lambda key: f"for `{shown(key)}`", len(standing.waits)),
-        *_section("owes", owes, lambda each: f"`{shown(each.key)}`: {_waiters(each)}", len(owes)),
+        *section("machine", [standing], _machine_of),
+        *section("known", [_KNOWN_BY[standing.source]] if _KNOWN_BY[standing.source] else [], str),
+        *section("clients", presences, _presence_row, len(presences)),
+        *section("traffic", [standing] if presences else [], _traffic_of),
+        *section("waits", standing.waits, lambda key: f"for `{shown(key)}`", len(standing.waits)),
+        *section("owes", owes, lambda each: f"`{shown(each.key)}`: {_waiters(each)}", len(owes)),
     ]
 
 

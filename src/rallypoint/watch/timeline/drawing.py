@@ -55,8 +55,15 @@ def rows_of(timeline: Timeline) -> list[FigureRow]:
     groups: dict[str, list[StartupMember]] = defaultdict(list)
     for each in sorted(members, key=lambda each: (each.rank < 0, each.rank, each.came or 0.0, each.name)):
         groups[each.host].append(each)
-    late = timeline.straggling.members if timeline.straggling is not None else ()
-    return list(_arrange(groups, {id(each) for each in late}))
+    late = {id(each) for each in timeline.straggling.members} if timeline.straggling is not None else ()
+    with_names = set(groups) != {""} and 2 * len(groups) <= len(members)  # else most rows would be names
+    rows: list[FigureRow] = []
+    for host, theirs in groups.items():
+        if with_names:
+            rows.append(FigureRow(host or _UNKNOWN_HOST))
+        where = f" on {host}" if host and not with_names else ""
+        rows += (FigureRow(f"{each.name}{where}", each, id(each) in late) for each in theirs)
+    return rows
 
 
 def _last_of(members: Sequence[StartupMember]) -> Sequence[StartupMember]:
@@ -71,16 +78,6 @@ def _last_of(members: Sequence[StartupMember]) -> Sequence[StartupMember]:
             break
         chosen += group
     return chosen
-
-
-def _arrange(groups: dict[str, list[StartupMember]], late: set[int]) -> Iterable[FigureRow]:
-    count = sum(map(len, groups.values()))
-    with_names = set(groups) != {""} and 2 * len(groups) <= count  # else the names would be most of all rows
-    for host, members in groups.items():
-        if with_names:
-            yield FigureRow(host or _UNKNOWN_HOST)
-        where = f" on {host}" if host and not with_names else ""
-        yield from (FigureRow(f"{each.name}{where}", each, id(each) in late) for each in members)
 
 
 def spans_of(timeline: Timeline, waits: Iterable[WaitRecord], *, met: bool) -> list[Span]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from rallypoint.rollcall.events import Erred, Started
 from rallypoint.rollcall.torch_keys import owing_rank
-from rallypoint.text import counted, joined_by_and, printable, ranks_text, shown
+from rallypoint.text import counted, joined_by_and, named_ranks, printable, shown
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline
 
@@ -263,22 +263,18 @@ def names_text(members: Sequence[StartupMember]) -> str:
     for each in members:
         if each.rank >= 0:
             by_host[each.host].append(each.rank)
-    parts = [(_ranks_on(host, sorted(ranks)), len(ranks)) for host, ranks in by_host.items()]
+    parts = [(f"{named_ranks(sorted(ranks))}{_on(host)}", len(ranks)) for host, ranks in by_host.items()]
     parts += [(shown(each.name) + _on(each.host), 1) for each in members if each.rank < 0]
     if len(by_host) > _MACHINES_NAMED:
         ranks = sorted(rank for each in by_host.values() for rank in each)
         parts = [
-            (f"ranks {ranks_text(ranks)} on {len(by_host):,} machines", len(ranks)),
+            (f"{named_ranks(ranks)} on {len(by_host):,} machines", len(ranks)),
             *parts[len(by_host) :],
         ]
     names = [name for name, _ in parts[:_MACHINES_NAMED]]
     if more := sum(count for _, count in parts[_MACHINES_NAMED:]):
         names.append(f"{more:,} more")
     return joined_by_and(names)
-
-
-def _ranks_on(host: str, ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}{_on(host)}"
 
 
 def _on(host: str) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from rallypoint.errors import ProtocolError
 from rallypoint.rollcall.judgement import judge
 from rallypoint.rollcall.plan import MOST_RANKS, JobRound, Plan
+from rallypoint.rollcall.snapshot import Upstream
 from rolls import client, part, plan, rank, relay, snapshot
 
 pytestmark = pytest.mark.windows
@@ -142,3 +144,9 @@ def test_remarks_are_bounded() -> None:
     roll = judge(snapshot(relays=tuple(relay(number, None) for number in range(100))))
     assert len(roll.remarks) == 17
     assert roll.remarks[-1] == "and 84 more remarks"
+
+
+@pytest.mark.parametrize("place", ["nonsense", "node-a:", ":x"])
+def test_places_of_a_relays_store_that_are_none_are_an_error_of_the_relay(place: str) -> None:
+    with pytest.raises(ProtocolError, match="no HOST:PORT"):
+        _ = Upstream((place,)).addresses

@@ -238,6 +238,18 @@ def test_blocked_signals_closed_files_and_many_threads_end_nothing(ranks: Ranks)
         assert dumps[source.pid].stack[0].function == "odd"
 
 
+def test_the_helper_thread_is_ready_before_the_script_runs(ranks: Ranks, tmp_path: Path) -> None:
+    """It opens a file to take its name: a script that closes all files at once would leave it without one."""
+    names = tmp_path / "names"
+    ranks.start(
+        "import os, time\nfolder = '/proc/self/task'\n"
+        "names = [open(f'{folder}/{each}/comm').read() for each in os.listdir(folder)]\n"
+        f"open({str(names)!r}, 'w').write(''.join(names))\ntime.sleep(1000)"
+    )
+    awaited(lambda: names.exists() and bool(names.read_text()))
+    assert "rallypoint\n" in names.read_text()
+
+
 def test_after_all_files_were_closed_a_rank_that_holds_the_gil_answers_again(ranks: Ranks) -> None:
     source = ranks.start(
         "import ctypes, os\nos.closerange(3, 1000)\ndef odd():\n    input()\n"

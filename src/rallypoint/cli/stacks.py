@@ -87,8 +87,9 @@ def _watch(places: Endpoints, wanted: Sequence[range], all_threads: bool) -> Non
 def _ask(places: Endpoints, wanted: Sequence[range]) -> tuple[Work, str]:
     snapshot = first_to_answer(places, _look)
     machines = machines_of(snapshot)
-    shown = only(machines, wanted) if wanted else machines
-    return put_together(shown, awaited_keys(snapshot)), snapshot.stall
+    if wanted:
+        machines = only(machines, wanted)
+    return put_together(machines, awaited_keys(snapshot)), snapshot.stall
 
 
 def _look(host: str, port: int, store: str = "") -> Snapshot:

@@ -252,9 +252,12 @@ class Upstream:
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """The places as hosts and ports. ValueError for what is none: it came over the network."""
+        """The places as hosts and ports. ProtocolError for what is none: it came over the network."""
         pairs = (each.rpartition(":") for each in self.places)
-        return tuple((host.strip("[]"), int(port)) for host, _, port in pairs)
+        try:
+            return tuple((host.strip("[]"), int(port)) for host, _, port in pairs)
+        except ValueError:
+            raise ProtocolError("a relay names places of its store that are no HOST:PORT") from None
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,11 @@ def summary_lines(work: Work) -> list[str]:
     if work.main is None:
         return ["nothing is known of what the ranks do"]
     first = f"{_how_many(work)} {_verb(work.main)} {_place(work.main)}{_lasting(work.main)}"
-    if work.unknown:
-        silent = f"nothing is known of {named_ranks(work.unknown)}"
-        if not work.odd:
-            return [f"{first}; {silent}"]
-        return [*_with_odd(work, first), silent]
-    if not work.odd:
-        return [
-            f"{first}; no rank is elsewhere"
-            + (": do sizes or order differ, or is the network cut?" if _is_riddle(work) else "")
-        ]
-    return _with_odd(work, first)
+    silent = [f"nothing is known of {named_ranks(work.unknown)}"] if work.unknown else []
+    if work.odd:
+        return [*_with_odd(work, first), *silent]
+    riddle = ": do sizes or order differ, or is the network cut?" if _is_riddle(work) else ""
+    return [f"{first}; {silent[0] if silent else f'no rank is elsewhere{riddle}'}"]
 
 
 def _with_odd(work: Work, first: str) -> list[str]:

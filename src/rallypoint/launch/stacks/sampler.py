@@ -114,7 +114,9 @@ class Sampler:
             self._is_gathered = self._is_alarmed = False
         elif not self._is_gathered and alarm is None:
             machine = self._look_closer(machine)
-            reason = self._timeout_text(machine)
+            pace = self._looker.pace
+            if put_together([machine]).waiting_seconds >= pace.before_timeout:
+                reason = f"a time-out of {duration(pace.timeout)} is about to strike"
         if not self._stopped.is_set():
             reports.report_activity(self._folder, machine)
             self._share(machine, reason)
@@ -142,11 +144,6 @@ class Sampler:
         pace = self._looker.pace
         # After an alarm, they stand still until they move.
         return put_together([machine]).waiting_seconds >= (pace.every if self._is_alarmed else pace.urgent)
-
-    def _timeout_text(self, machine: MachineActivity) -> str:
-        pace = self._looker.pace
-        is_near = put_together([machine]).waiting_seconds >= pace.before_timeout
-        return f"a time-out of {duration(pace.timeout)} is about to strike" if is_near else ""
 
     def _look_closer(self, machine: MachineActivity) -> MachineActivity:
         """A few looks in a row: a rank that trains is seen at more than one place then.

@@ -119,7 +119,6 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
         _answer_by_event(path)
         return
     import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
-    import _thread
 
     if any(_signal.getsignal(number) is not _signal.SIG_DFL for number in signals):
         return  # the program uses one of them for itself
@@ -135,7 +134,7 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
             _signal.signal(number, _signal.SIG_IGN)
             _register(number, file)
         os.register_at_fork(after_in_child=_answer_after_fork)
-        _thread.start_new_thread(_help, ())
+        _start_helper(signals)
     else:  # a signal cannot be sent to one thread from outside: the main thread handles it
         import atexit
 
@@ -153,29 +152,39 @@ def _register(number: int, file: int) -> None:
 
 def _answer_after_fork() -> None:
     """In the child: it needs a helper thread of its own; threads are not forked."""
-    import _thread
-
     if _answers is not None:
         try:
-            _thread.start_new_thread(_help, ())
+            _start_helper(_answers.signals)
         except RuntimeError:  # no more threads: the child is not asked
             pass
 
 
-def _help() -> None:
+def _start_helper(signals: list[int]) -> None:
+    """Start the helper thread, and wait until it has its name: the script may close all files at once."""
+    import _thread
+
+    ready = _thread.allocate_lock()
+    ready.acquire()
+    _thread.start_new_thread(_help, (signals, ready.release))
+    ready.acquire()
+
+
+def _help(signals: list[int], tell: Callable[[], None]) -> None:
     """The helper thread. It takes no signal that is meant for the process."""
     import _signal
 
-    if _answers is None or sys.platform == "win32":
+    if sys.platform == "win32":
         return
-    first, *second = _answers.signals
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, _signal.valid_signals().difference(second))
+    first, *second = signals
     try:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, _signal.valid_signals().difference(second))
         file = os.open("/proc/thread-self/comm", os.O_WRONLY)
         os.write(file, _HELPER.encode())
         os.close(file)
     except OSError:  # the launcher does not find it then
         return
+    finally:
+        tell()
     while True:
         _signal.sigwait([first])
         _write_stacks()

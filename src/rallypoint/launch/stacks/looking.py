@@ -26,6 +26,7 @@ from rallypoint.launch.stacks.system import (
     STOPPED,
     Process,
     children_of,
+    killed_for_memory,
     load_per_core,
     look_at,
     opens,
@@ -41,6 +42,7 @@ _MOST_CHILDREN: Final = 16
 _HOOKS: Final = "rallypoint_hooks.py"
 _HOOK: Final = "hook"
 _GONE: Final = "its process is gone"
+_KILLED: Final = "the kernel has killed it, as memory ran out"
 _TRANSFER: Final = 64 * 1024
 """Bytes per second: a rank that moves more is making progress. One that polls a store moves less."""
 _TRANSFER_SECONDS: Final = 1.0
@@ -149,7 +151,7 @@ class Looker:
                 known.note(process, now)
                 return known
             if not is_here:
-                known.ended = _GONE
+                known.ended = _KILLED if HAS_PROC and killed_for_memory(known.source.pid) else _GONE
                 known.left_behind = {each.pid for each in sources}
         behind = known.left_behind if known is not None else set()
         sources = [each for each in sources if each.pid not in behind and _is_open(each)]

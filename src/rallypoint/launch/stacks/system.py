@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -65,6 +66,8 @@ def names_of(architecture: str) -> dict[int, str]:
 
 _NAMES: Final = names_of(platform.machine())
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+_KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
+_KERNEL_LOG_BYTES: Final = 1 << 20
 _WAKES: Final = 50
 """In a second of CPU time: so one that takes more than some hundredths of a core moves (see `Movement`)."""
 
@@ -229,6 +232,24 @@ def load_per_core() -> float:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
         return -1.0
+
+
+def killed_for_memory(pid: int) -> bool:
+    """Whether the kernel has killed this process because memory ran out, as far as its log can be read."""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    text = b""
+    try:
+        end = time.monotonic() + 0.5
+        while len(text) < _KERNEL_LOG_BYTES and time.monotonic() < end:
+            text += os.read(log, 8192)
+    except OSError:
+        pass  # there is no more
+    finally:
+        os.close(log)
+    return str(pid) in _KILLED.findall(text.decode(errors="replace"))
 
 
 def _state_text(folder: Path, state: str, told: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 import rosters
+from rallypoint.codec import to_text
 from rallypoint.diagnose.explain import words as explain_words
 from rallypoint.diagnose.explain.evidence import Evidence
 from rallypoint.diagnose.explain.first_cause import find_first_cause
@@ -19,7 +20,7 @@ from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.diagnose.explain.scanning import Log, scan
 from rallypoint.diagnose.explain.sieve import Sieve
 from rallypoint.errors import ConnectionLostError, RallypointError
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
 from rallypoint.rollcall.events import to_line
 from rallypoint.rollcall.identity import HELLO, parse_hello
 from rallypoint.rollcall.judgement import judge
@@ -76,15 +77,15 @@ def _plan(data: bytes) -> None:
 
 def _roster(data: bytes) -> None:
     meetings_of(None, [("job", data.decode(errors="replace"))])
-    roster = Roster.from_json(data)
-    assert Roster.from_json(roster.to_json()) == roster
+    roster = read_value(Roster, data)
+    assert read_value(Roster, to_text(roster)) == roster
     for each in (
         roster.fill(),
         roster.take_in([Line(come=_NEW)], _SIZE)[0],
         rosters.leave(roster, "a", _SIZE),
         roster.lose(set(roster.everybody[-1:]), _SIZE),
     ):
-        assert Roster.from_json(each.to_json()) == each
+        assert read_value(Roster, to_text(each)) == each
 
 
 def _events(data: bytes) -> None:
@@ -157,14 +158,14 @@ def _seeds() -> dict[str, Text]:
         roster.fill().lose({members[1]}, _SIZE),
     ]
     snapshots = [
-        each.to_json().encode() for each in (told, behind, snapshot(rosters=(("j", known[1].to_json()),)))
+        each.to_json().encode() for each in (told, behind, snapshot(rosters=(("j", to_text(known[1])),)))
     ]
     return {
         "hello": Text(_hello, [b'{"rank":3,"role":"rank","world_size":4,"host":"a","pid":7}', b"{}"]),
         "question": Text(_question, [b"", Question(9, "k", "key").to_json()]),
         "snapshot": Text(_snapshot, snapshots),
         "plan": Text(_plan, [machines.encode()]),
-        "roster": Text(_roster, [each.to_json().encode() for each in known]),
+        "roster": Text(_roster, [to_text(each).encode() for each in known]),
         "events": Text(_events, ["\n".join(to_line(each, PID) for each in straggler(4, 2, 3.0)).encode()]),
         "log": Text(_log, [each.read_bytes()[-3000:] for each in sorted(_LOGS.glob("*.log"))]),
         "answers": Text(_answers, [b"\x00" + blob(each) for each in (*snapshots, b"value")] + [b"\x01"]),

@@ -37,7 +37,8 @@ def test_the_first_failure_is_the_cause() -> None:
     assert blame is not None
     assert blame.headline == "rank 2 (process 102 on node-a) failed first: RuntimeError: a"
     assert blame.followers == ("rank 0 (process 100 on node-a): RuntimeError",)
-    assert blame.detail.endswith("RuntimeError: a")
+    assert blame.cause is not None
+    assert blame.cause.message == "a"
 
 
 def test_a_store_that_died_is_the_cause_of_lost_connections_and_of_what_came_later() -> None:

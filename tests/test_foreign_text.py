@@ -40,7 +40,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
-from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error
+from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
 from rallypoint.launch.reports import Failure, JoinProgress, RankIdentity, Reports
 from rallypoint.rollcall.events import _KINDS
 from rallypoint.rollcall.identity import Identity
@@ -150,7 +150,7 @@ def of_status() -> Iterator[str]:
     machine = filled(MachineActivity, LONG)
     machine = replace(machine, ranks=(replace(machine.ranks[0], rank=2), replace(machine.ranks[0], ended="")))
     teller = replace(filled(Client), who=filled(Identity, "another"), told=pack(machine))
-    snapshot = replace(filled(Snapshot), rosters=((ENDLESS, roster.to_json()),), plan=ENDLESS)
+    snapshot = replace(filled(Snapshot), rosters=((ENDLESS, to_text(roster)),), plan=ENDLESS)
     snapshot = replace(snapshot, clients=(*snapshot.clients, teller))
     assert machines_of(snapshot)
     here = Asked([Endpoint("localhost", 1)])
@@ -187,7 +187,7 @@ def of_meetings() -> Iterator[str]:
         join(Roster(present=(replace(member, host=EVIL),)), other, Size(3, 3))
     yield str(caught.value)
     with pytest.raises(RallypointError) as unreadable:
-        Roster.from_json(json.dumps({"round": ENDLESS}))
+        read_value(Roster, json.dumps({"round": ENDLESS}))
     yield str(unreadable.value)
     for seat in (Seat(closed=ENDLESS, hint=EVIL), Seat(refused=ENDLESS, hint=EVIL)):
         yield str(seat.error)

@@ -9,9 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -19,10 +18,9 @@ import pytest
 from processes import BACKENDS, end
 from rallypoint.errors import BindError, RallypointError, ServerStartError, UsageError
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process import hosting, line, processes
+from rallypoint.server.process import line, processes
 from rallypoint.server.process.binding import listen
 from rallypoint.server.process.hosting import STORE_SERVER, PreparedServer
-from rallypoint.server.process.processes import ServerKind, ServerProcess, end_kept, take_kept
 from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, RawClient, is_gone, until
 
@@ -220,7 +218,6 @@ def test_close_ends_the_server(backend: str) -> None:
         with pytest.raises(ConnectionRefusedError):
             RawClient(store.port)
     store.close()  # once more does no harm
-    end_kept()
     assert is_gone(server)
     with pytest.raises(RallypointError, match="this store is closed"):
         store.set("key", "value")
@@ -239,7 +236,6 @@ def test_clones_keep_the_server_until_the_last_is_closed() -> None:
     assert not is_gone(server)
     clones.clear()
     gc.collect()  # counts as closed
-    end_kept()
     assert is_gone(server)
 
 
@@ -286,7 +282,6 @@ def test_a_bound_socket_with_another_port() -> None:
         words = f"master_listen_fd is bound to port {port}, not to {wrong}"
         with pytest.raises(UsageError, match=words) as caught:
             TCPStore("localhost", wrong, is_master=True, master_listen_fd=bound.detach())
-    end_kept()
     assert servers_of(os.getpid()) == [], f"{caught.value}: and the server has ended with that"
 
 
@@ -307,7 +302,6 @@ def test_tenants_of_one_port_share_a_server() -> None:
         assert second.get("key") == b"value"
     finally:
         second.close()
-    end_kept()
     assert is_gone(server)
     with master(first.port, multi_tenant=True) as third:
         assert not third.check(["key"]), "a new server"
@@ -335,7 +329,6 @@ def test_tenants_that_come_at_the_same_time_share_a_server() -> None:
     finally:
         for store in stores:
             store.close()
-    end_kept()
     assert servers_of(os.getpid()) == []
 
 
@@ -355,7 +348,7 @@ def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
         master()
 
 
-# A process that is kept for the next store
+# Starting a process
 
 SMALL_PORTIONS = """
 import json, sys
@@ -364,89 +357,6 @@ from rallypoint.server.process import line
 line._AT_ONCE = 2
 sys.path.insert(0, "")
 """
-
-
-def test_the_process_of_a_store_that_was_closed_serves_the_next_and_has_forgotten_all() -> None:
-    with master() as store, RawClient(store.port) as client:
-        server = server_of(os.getpid())
-        store.set("key", "value")
-        assert client.answers()
-    for backend in BACKENDS:
-        with master(store.port, backend=backend) as again:
-            assert server_of(os.getpid()) == server
-            assert again.libuvBackend is (backend == "libuv")
-            assert not again.check(["key"])
-            assert again.num_keys() == 0
-    with master() as elsewhere:
-        assert server_of(os.getpid()) == server
-        assert elsewhere.port != store.port
-
-
-def test_a_process_is_not_kept_for_a_store_that_a_new_one_would_serve_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    servers = set()
-    changes: list[Callable[[], None]] = [
-        lambda: None,
-        lambda: monkeypatch.setenv("RALLYPOINT_LIMITS", "key_bytes=10"),
-        lambda: monkeypatch.chdir(tmp_path),
-        lambda: monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)]),
-    ]
-    for change in changes:
-        change()
-        with master():
-            servers.add(server_of(os.getpid()))
-    assert len(servers) == 4
-
-
-def test_a_process_that_died_while_it_was_kept_is_not_missed() -> None:
-    with master():
-        server = server_of(os.getpid())
-    os.kill(server, signal.SIGKILL)
-    until(lambda: is_gone(server), "it has ended")
-    with master() as store:
-        store.set("key", "value")
-
-
-def test_a_process_that_ends_while_it_is_given_its_order_is_not_missed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with master():
-        server = server_of(os.getpid())
-
-    def end_first(kind: ServerKind) -> ServerProcess | None:
-        process = take_kept(kind)
-        os.kill(server, signal.SIGTERM)
-        return process
-
-    monkeypatch.setattr(hosting, "take_kept", end_first)
-    with master() as store:
-        store.set("key", "value")
-        assert server_of(os.getpid()) != server
-
-
-def test_a_process_is_kept_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "KEPT_SECONDS", 0.0)
-    with master():
-        server = server_of(os.getpid())
-    until(lambda: not psutil.pid_exists(server), "it has ended, and is no zombie")
-
-
-@pytest.mark.parametrize("events", [False, True])
-def test_a_process_that_is_kept_holds_nothing(
-    events: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if events:
-        monkeypatch.setenv("RALLYPOINT_EVENTS", str(tmp_path / "events"))
-    store = master()
-    server = psutil.Process(server_of(os.getpid()))
-    with ExitStack() as stack:
-        clients = [stack.enter_context(RawClient(store.port)) for _ in range(20)]
-        assert all(client.answers() for client in clients)
-        store.close()
-        assert all(client.read_rest() == b"" for client in clients)
-    assert server.net_connections() == []
-    assert server.num_fds() <= 10
 
 
 def test_many_sockets_are_handed_over_and_the_default_timeout_is_no_matter(
@@ -466,26 +376,6 @@ def test_many_sockets_are_handed_over_and_the_default_timeout_is_no_matter(
         socket.setdefaulttimeout(None)
     assert len(process.net_connections()) == count >= 5
     hosted.release()
-
-
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-def test_a_process_that_is_kept_ends_with_its_parent_and_is_not_its_forks(ending: str) -> None:
-    script = """
-store.close()
-pid = os.fork()
-if pid == 0:
-    with TCPStore("localhost", 0, is_master=True) as own:
-        own.set("key", "value")
-    os._exit(0)
-assert os.waitpid(pid, 0)[1] == 0
-print("up", flush=True)
-sys.stdin.readline()
-"""
-    with parent(script, ending) as process:
-        assert line_from(process) == "up"
-        server = server_of(process.pid)
-        process.communicate("go\n", timeout=SECONDS)
-        until(lambda: is_gone(server), "the server has ended with its parent")
 
 
 BROKEN_CHILDREN = {
@@ -510,7 +400,6 @@ BROKEN_CHILDREN = {
 def test_a_child_that_dies_at_its_start(
     child: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    end_kept()
     before = psutil.Process().children()
     monkeypatch.setattr(processes, "_BOOTSTRAP", child)
     with pytest.raises(ServerStartError, match=words):
@@ -519,7 +408,6 @@ def test_a_child_that_dies_at_its_start(
 
 
 def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    end_kept()
     before = psutil.Process().children()
     monkeypatch.setattr(processes, "_BOOTSTRAP", "import time; time.sleep(60)")
     monkeypatch.setattr(processes, "START_SECONDS", 0.1)
@@ -559,7 +447,6 @@ def test_a_server_that_was_killed_is_an_error_and_then_close_still_works() -> No
 def test_the_start_is_logged_and_the_end_of_a_block_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="rallypoint.server"), master() as store:
         server = server_of(os.getpid())
-    end_kept()
     assert is_gone(server)
     (line,) = (record.getMessage() for record in caplog.records if "store server on" in record.getMessage())
     assert f":{store.port}" in line

@@ -103,7 +103,10 @@ class Machine(Meeting):
     """A machine whose stores are but names, which it notes in `started`: the round, and itself."""
 
     def __init__(self, hall: Hall, store: Store, member: Member, size: Size, times: MeetingTimes) -> None:
-        super().__init__(store, hall.run_id, member, size, times, hall.time.watch(member.id))
+        super().__init__(
+            store, hall.run_id, member, size, times, hall.time.watch(member.id), on_end=self._hear
+        )
+        self.ends: list[tuple[int, RoundEnd]] = []
         self.store = store
         self.started = hall.started
         self.before_start: Callable[[], object] = lambda: None
@@ -113,6 +116,9 @@ class Machine(Meeting):
 
     def coming(self) -> Call[Round]:
         return Call(self.enter)
+
+    def _hear(self, number: int, end: RoundEnd) -> None:
+        self.ends.append((number, end))
 
     def _start(self, seat: Seat) -> str:
         self.before_start()
@@ -947,7 +953,6 @@ def test_a_machine_waits_no_longer_than_it_should_for_what_the_others_tell(hall:
 
 @pytest.mark.usefixtures("_looks_seldom")
 def test_machines_that_start_again_hear_how_the_round_has_ended_and_who_takes_over(any_hall: Hall) -> None:
-    heard: dict[str, tuple[int, RoundEnd]] = {}
     machines = any_hall.machines("ab", Size(2, 2))
     together(machines)
     spare = any_hall.machine("c", Size(2, 2))
@@ -955,19 +960,18 @@ def test_machines_that_start_again_hear_how_the_round_has_ended_and_who_takes_ov
     until(lambda: spare.roster.waiting, "it waits")
 
     def again(machine: Machine, ending: Ending | None) -> Round:
-        name = machine.member.id
-        return machine.next_round(machine._start, ending, lambda *said: heard.update({name: said}))
+        return machine.next_round(machine._start, ending)
 
     machines[0].give_up()
     survivor = Call(lambda: again(machines[1], _CONSEQUENCE))
     assert (survivor.result().number, waiting.result().number) == (1, 1)
-    number, end = heard.pop("b")
+    [(number, end)] = machines[1].ends
     assert (number, end.complete, end.present, len(end.newcomers)) == (0, True, 2, 1)
     assert end.first is not None
     assert end.first.text == f"the launcher of {machines[0].member} was told to end"
     calls = [Call(lambda: again(machines[1], _CAUSE)), Call(lambda: again(spare, _CONSEQUENCE))]
     assert [call.result().number for call in calls] == [2, 2]
-    assert heard == dict.fromkeys("bc", (1, RoundEnd(_CAUSE, complete=True, present=2)))
+    assert machines[1].ends[1:] == spare.ends == [(1, RoundEnd(_CAUSE, complete=True, present=2))]
 
 
 # Stores that do not start

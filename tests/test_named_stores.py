@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from processes import BACKENDS
+from rallypoint.codec import to_text
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
@@ -360,7 +361,7 @@ def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
 
     def meet(store: TCPStore, job: str) -> None:
         meeting = PrefixStore(f"rallypoint/meeting/{job}", store)
-        meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', roster.to_json()])
+        meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', to_text(roster)])
 
     with running_here(_serving()) as port, ExitStack() as stack:
         clients = _clients(port, stack)
@@ -388,7 +389,7 @@ def test_who_looks_sees_the_only_job_whose_stores_all_have_names(names: tuple[st
             store = stack.enter_context(TCPStore(*relay.address, timeout=SECONDS))
             meeting = PrefixStore("rallypoint/meeting/j", store)
             if name.endswith("/meeting"):
-                meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', roster.to_json()])
+                meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', to_text(roster)])
         store.set("of the round", "")
         report = report_on(Asked([Endpoint(_HERE, port)], keys=True))
         assert report.lines()[-1].endswith("of the round"), report.lines()

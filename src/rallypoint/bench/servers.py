@@ -26,7 +26,6 @@ from rallypoint.bench.workers import Worker, end_with_parent, start
 from rallypoint.relay.head import auto_workers
 from rallypoint.relay.hosting import host_store
 from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.processes import end_kept
 
 REDIS_PROGRAM: Final = "redis-server"
 START_LIMIT_S: Final = 60.0
@@ -88,7 +87,6 @@ class OurServer(Server):
 
     def release(self) -> None:
         self._server.release()
-        end_kept()  # the next measurement begins with a new process
 
 
 @contextmanager

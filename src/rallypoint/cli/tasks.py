@@ -49,11 +49,17 @@ def run_task(
 
         if task.rank == 0 and task.nnodes > 1 and (warning := openness(str(task.store), environ)):
             say([warning])
-        looks = _Looks(group, on_look)
+        is_wanted = True
+
+        def look() -> bool:
+            """Look for the failure of another rank as long as this one runs."""
+            nonlocal is_wanted
+            group.check()
+            is_wanted = is_wanted and on_look()
+            return True
+
         try:
-            ended = run_command(
-                command, environ, looks.look, is_agent=False, deliver=deliver, may_start=may_start
-            )
+            ended = run_command(command, environ, look, is_agent=False, deliver=deliver, may_start=may_start)
         except EndedElsewhereError as error:
             reports.report_first(read_summary(str(error)))
             return Ended(0, 1, 0)
@@ -61,20 +67,6 @@ def run_task(
         if ended.code and not ended.told_to:
             _exchange_failures(group, task, ended, folder)
         return ended
-
-
-class _Looks:
-    """Looks for the failure of another rank, as long as this one runs, and lets another one look as well."""
-
-    def __init__(self, group: TaskGroup, other: Callable[[], bool]) -> None:
-        self._group = group
-        self._other = other
-        self._wanted = True
-
-    def look(self) -> bool:
-        self._group.check()
-        self._wanted = self._wanted and self._other()
-        return True
 
 
 @contextmanager

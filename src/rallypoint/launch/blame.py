@@ -25,7 +25,6 @@ class FailureSummary:
     """Which rank failed first and how, its own traceback, and which ranks only followed."""
 
     headline: str
-    detail: str
     time: float
     followers: tuple[str, ...] = ()
     cause: Failure | None = None
@@ -54,21 +53,23 @@ class FailureSummary:
 
     def frames(self) -> list[str]:
         """The lines of the traceback, without the exception, which the headline has."""
-        lines = self.detail.splitlines()
-        if self.cause is None or self.cause.who.rank < 0:
-            return lines
+        if self.cause is None:
+            return []
+        if self.cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
+            return self.cause.message.splitlines()
         message = self.cause.message.strip().splitlines()
         end = f"{self.cause.kind}: {message[0]}" if message else self.cause.kind
+        lines = self.cause.traceback.splitlines()
         return [line for line in lines if not line.endswith(end[:LONGEST_SENTENCE])]
 
     def brief(self) -> FailureSummary:
-        """What other machines need of it, which is bounded."""
-        detail = "\n".join(line[:LONGEST_SENTENCE] for line in self.detail.splitlines()[-_LINES_SENT:])
-        cause = self.cause
-        if cause is not None:
-            message, stack = cause.message[:_MESSAGE_SENT], cause.stack[:_FRAMES_SENT]
-            cause = replace(cause, message=message, traceback=detail, stack=stack)
-        return replace(self, detail=detail, followers=(), cause=cause)
+        """The part that is sent to other machines: its length is bounded."""
+        if (cause := self.cause) is None:
+            return self
+        lines = [line[:LONGEST_SENTENCE] for line in cause.traceback.splitlines()[-_LINES_SENT:]]
+        message, stack = cause.message[:_MESSAGE_SENT], cause.stack[:_FRAMES_SENT]
+        cause = replace(cause, message=message, traceback="\n".join(lines), stack=stack)
+        return replace(self, followers=(), cause=cause)
 
     def with_followers(self, failures: Sequence[Failure]) -> FailureSummary:
         """The same, with the failures of this machine that followed from it."""
@@ -99,7 +100,7 @@ def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:
 def of_ending(ending: Ending) -> FailureSummary:
     """The failure that a machine has told of."""
     # Of a machine that was lost, another one has told, in one line.
-    return read_summary(ending.detail) if ending.detail else FailureSummary(ending.text, "", ending.time)
+    return read_summary(ending.detail) if ending.detail else FailureSummary(ending.text, ending.time)
 
 
 def read_summary(text: str) -> FailureSummary:
@@ -107,15 +108,13 @@ def read_summary(text: str) -> FailureSummary:
     try:
         return from_text(FailureSummary, text)
     except ValueError:
-        return FailureSummary(text, "", 0.0)
+        return FailureSummary(text, 0.0)
 
 
 def _of_exception(cause: Failure) -> FailureSummary:
-    if cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
-        return FailureSummary(f"{cause.name}: {cause.headline}", cause.message, cause.time, cause=cause)
-    when = "failed first, as it lost another process" if cause.follows else "failed first"
-    headline = f"{cause.name} {when}: {cause.headline}"
-    return FailureSummary(headline, cause.traceback, cause.time, cause=cause)
+    when = " failed first, as it lost another process" if cause.follows else " failed first"
+    how = when if cause.who.rank >= 0 else ""
+    return FailureSummary(f"{cause.name}{how}: {cause.headline}", cause.time, cause=cause)
 
 
 def _of_crash(crash: Exit) -> FailureSummary:
@@ -124,13 +123,11 @@ def _of_crash(crash: Exit) -> FailureSummary:
     on = f" on {shown(crash.host)}" if crash.host else ""
     # torchrun notes whole seconds: in the same second, an exception is the likelier cause.
     time = int(crash.time) + 1.0
-    return FailureSummary(
-        f"rank {crash.rank} (process {crash.pid}{on}) {how}", "", time, hint=hint, exit=crash
-    )
+    return FailureSummary(f"rank {crash.rank} (process {crash.pid}{on}) {how}", time, hint=hint, exit=crash)
 
 
 def _of_server(lost: LostServer) -> FailureSummary:
-    return FailureSummary(f"{lost.server} {lost.how}", "", lost.time, hint=hint_for(lost.how))
+    return FailureSummary(f"{lost.server} {lost.how}", lost.time, hint=hint_for(lost.how))
 
 
 def _is_crash(each: Exit) -> bool:

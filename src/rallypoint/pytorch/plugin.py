@@ -126,6 +126,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             settings=conf.shared(size, has_relays=self._has_relays),
             endpoint=str(parse_endpoints(params.endpoint)),
             find_jobs=self._place.find_jobs,
+            on_end=self._announce_restart,
         )
         self.restarts_left: int | None = None
         """How often torchrun may start the ranks again that fail here; None: not known. To be set."""
@@ -176,7 +177,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             if not self._is_well:  # who waits for a spare is not kept waiting for what its ranks have shown
                 self._examine()
             self._is_well = False
-            return self._enter(self._meeting.next_round(self._start_store, ending, self._announce_restart))
+            return self._enter(self._meeting.next_round(self._start_store, ending))
         except MeetingClosedError as error:
             if not self._conf.spares or self._has_taken_part:
                 raise _as_torch(error) from error

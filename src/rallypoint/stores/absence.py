@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Final
 
 from rallypoint.errors import RallypointError, StoreTimeoutError
@@ -15,8 +13,9 @@ from rallypoint.rollcall.question import Question
 from rallypoint.rollcall.roll import Gathering, RankState, Roll
 from rallypoint.rollcall.torch_keys import owing_rank
 from rallypoint.rollcall.words import headline, missing_text, owed_text, unseen_text
+from rallypoint.stores.client.connecting import first_to_answer
 from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline, in_thread
+from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look, read_if_there
 from rallypoint.stores.client.pool import ConnectionPool
 
@@ -128,17 +127,10 @@ def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: De
     store = ""
     if part.upstream is not None and (part.upstream.moves or part.upstream.store):
         places, store = part.upstream.addresses, part.upstream.store
-    answers: SimpleQueue[Roll | BaseException] = SimpleQueue()
-    for place in places:
-        in_thread(partial(roll_at, place, deadline, store), answers.put, answers.put)
-    for _ in places:
-        try:
-            answer = answers.get(timeout=deadline.remaining)
-        except Empty:
-            break
-        if isinstance(answer, Roll):
-            return answer
-    return judge(part)
+    try:
+        return first_to_answer(places, lambda host, port: roll_at((host, port), deadline, store))
+    except RallypointError:
+        return judge(part)
 
 
 def roll_at(server: tuple[str, int], deadline: Deadline, store: str = "") -> Roll:

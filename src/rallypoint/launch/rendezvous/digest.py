@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from zlib import crc32
 
-from rallypoint.codec import from_text, to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, Size, closed_error, unreadable
+from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, Size, closed_error
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 _ARC = 128  # so many machines at most, or a few more
@@ -91,17 +90,6 @@ class Digest:
             return self.everybody
         return self.present if self.complete else size.most - self.present
 
-    def to_json(self) -> str:
-        return to_text(self)
-
-    @staticmethod
-    def from_json(text: bytes) -> Digest:
-        """Raises RallypointError for what is no digest: another program uses the same keys."""
-        try:
-            return from_text(Digest, text)
-        except ValueError as error:
-            raise unreadable(error) from error
-
 
 @dataclass(frozen=True)
 class Seat:
@@ -131,16 +119,6 @@ class Seat:
             return MeetingClosedError(why, hint=hint)
         return UsageError(why, hint=hint) if why else None
 
-    def to_json(self) -> str:
-        return to_text(self, sparse=True)
-
-    @staticmethod
-    def from_json(text: bytes) -> Seat:
-        try:
-            return from_text(Seat, text)
-        except ValueError as error:
-            raise unreadable(error) from error
-
 
 @dataclass(frozen=True)
 class RoundEnd:
@@ -164,16 +142,6 @@ class RoundEnd:
         if self.present >= size.least:
             return f"waiting {last_call:g} s for more machines; {self.present} of {size} are here"
         return f"waiting up to {join_seconds:g} s for {size.least - self.present} of {size.least} machines"
-
-    def to_json(self) -> str:
-        return to_text(self, sparse=True)
-
-    @staticmethod
-    def from_json(text: bytes) -> RoundEnd:
-        try:
-            return from_text(RoundEnd, text)
-        except ValueError as error:
-            raise unreadable(error) from error
 
 
 def end_of(before: Roster, after: Roster) -> RoundEnd | None:

@@ -113,6 +113,7 @@ class Meeting:
         settings: Settings = (),
         endpoint: str = "the endpoint",
         find_jobs: Callable[[], Sequence[JobRound]] = tuple,
+        on_end: OnEnd = lambda *_: None,
     ) -> None:
         """`settings`: what all machines must have been started with alike. `endpoint`: its name, for people.
 
@@ -122,6 +123,7 @@ class Meeting:
         self._settings = settings
         self._endpoint = endpoint
         self._find_jobs = find_jobs
+        self._on_end = on_end
         self._rivals = ""  # other jobs at the endpoint, in words, as they were last seen
         self.prefix = f"rallypoint/meeting/{run_id}"
         """That of all keys of the meeting."""
@@ -146,9 +148,7 @@ class Meeting:
     def is_closed(self) -> bool:
         return bool(self._register.digest().closed)
 
-    def next_round(
-        self, start_store: StartStore, ending: Ending | None = None, on_end: OnEnd = lambda *_: None
-    ) -> Round:
+    def next_round(self, start_store: StartStore, ending: Ending | None = None) -> Round:
         """Leave the round before, if any, for the reason of `ending`, and take part in the next one.
 
         Raises JoinTimeoutError, MeetingClosedError, UsageError (a rank that cannot be had), or what
@@ -156,7 +156,7 @@ class Meeting:
         """
         before, self._round = self._round, None
         while self._round is None:
-            seat = self._await_seat(before, ending, on_end)
+            seat = self._await_seat(before, ending)
             before = ending = None
             if error := seat.error:
                 self.leave()
@@ -317,16 +317,16 @@ class Meeting:
             logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
         return digest
 
-    def _await_seat(self, before: Round | None, ending: Ending | None, on_end: OnEnd) -> Seat:
+    def _await_seat(self, before: Round | None, ending: Ending | None) -> Seat:
         """Ask to be in the next round, and wait until the one before has ended, then for a place."""
         is_first = not self._has_come
         digest = self._come(ending)
         patience = _Patience(self._clock)
         patience.note(digest)
         with Waiting(lambda: self._state(patience), at_start=is_first):
-            return self._await_answer(digest, patience, before, on_end)
+            return self._await_answer(digest, patience, before)
 
-    def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None, on_end: OnEnd) -> Seat:
+    def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None) -> Seat:
         while True:
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
             left = patience.left(self.times.join)
@@ -336,7 +336,7 @@ class Meeting:
                 is_over = digest.round != before.number  # then its end is known, unless that machine has died
                 patient = min(seconds, _LOOK_SECONDS) if is_over else seconds
                 if (end := self._register.await_end(before.number, patient)) is not None:
-                    on_end(before.number, end)
+                    self._on_end(before.number, end)
                 before = None if is_over or end is not None else before
             seat = self._register.await_seat(self.member, seconds) if before is None else None
             if seat is None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from rallypoint.codec import from_text
+from rallypoint.codec import to_text
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.launch.rendezvous.digest import (
     Digest,
@@ -31,7 +31,16 @@ from rallypoint.launch.rendezvous.digest import (
     end_of,
     seat_of_refused,
 )
-from rallypoint.launch.rendezvous.roster import Line, Member, Refusal, Roster, Size, read_lines, unreadable
+from rallypoint.launch.rendezvous.roster import (
+    Line,
+    Member,
+    Refusal,
+    Roster,
+    Size,
+    read_lines,
+    read_value,
+    unreadable,
+)
 from rallypoint.stores.base import NOTHING, Store, seen
 
 Rule = Callable[[Roster], Roster]
@@ -98,7 +107,9 @@ class Register:
             if self._ring != digest.names:
                 self._ring, self._arcs = digest.names, {}
             if number not in self._arcs:
-                self._arcs[number] = _texts(self._read(_arc_key(digest.names, number)) or b"[]")
+                self._arcs[number] = read_value(
+                    tuple[str, ...], self._read(_arc_key(digest.names, number)) or b"[]"
+                )
             return self._arcs[number]
 
     # Changing
@@ -109,7 +120,7 @@ class Register:
             desk = -2
             while self._digest.desk > desk + 1:  # nobody reads that one any more
                 desk = self._digest.desk
-                number = self._add(_LINES, 1, after=(_desk_key(desk), line.to_json() + "\n"))
+                number = self._add(_LINES, 1, after=(_desk_key(desk), to_text(line, sparse=True) + "\n"))
             if self._digest.is_due(number, self._size):
                 self._take_in(number)
             return self._digest
@@ -168,12 +179,12 @@ class Register:
     def await_seat(self, member: Member, seconds: float) -> Seat | None:
         """What this machine is told that has come; None if it is told nothing for so long."""
         key = _seat_key(member)
-        return Seat.from_json(self._read(key)) if self._await(key, seconds) else None
+        return read_value(Seat, self._read(key)) if self._await(key, seconds) else None
 
     def call_again(self, members: tuple[Member, ...]) -> None:
         """Tell machines that count as lost to come again, if they can hear it."""
         keys = [_seat_key(each) for each in members]
-        self._store.multi_set(keys, [Seat(again=True).to_json()] * len(keys))
+        self._store.multi_set(keys, [to_text(Seat(again=True), sparse=True)] * len(keys))
 
     def forget_seat(self, member: Member) -> None:
         self._store.delete_key(_seat_key(member))
@@ -181,7 +192,7 @@ class Register:
     def await_end(self, number: int, seconds: float) -> RoundEnd | None:
         """How the round of that number has ended; None if it has not within `seconds`."""
         key = _end_key(number)
-        return RoundEnd.from_json(text) if self._await(key, seconds) and (text := self._read(key)) else None
+        return read_value(RoundEnd, text) if self._await(key, seconds) and (text := self._read(key)) else None
 
     def await_closed(self, seconds: float) -> None:
         """Wait until the meeting is closed, no longer than that."""
@@ -208,17 +219,17 @@ class Register:
 
     def _take(self, text: bytes) -> None:
         if text != self._text:
-            self._text, self._digest = text, Digest.from_json(text) if text else Digest()
+            self._text, self._digest = text, read_value(Digest, text) if text else Digest()
 
     def _load(self) -> bool:
         """Whether the roster that the digest names is read; it may be an older one by now, and deleted."""
         if self._digest.names != self._names:
             names, text = self._digest.names, self._read(self._digest.names)
             if not text and self.digest().names == names:
-                raise unreadable(ValueError(f"{names} is missing"))
+                raise unreadable(f"{names} is missing")
             if not text:
                 return False
-            self._names, self._roster = names, Roster.from_json(text)
+            self._names, self._roster = names, read_value(Roster, text)
         return True
 
     def _take_in(self, number: int) -> None:
@@ -262,8 +273,8 @@ class Register:
         names = f"names/{self._member_id}/{before.version + 1}"
         ring = [json.dumps(each) for each in arcs(after)]
         keys = [names, *_arc_keys(names, len(ring))]
-        self._store.multi_set(keys, [after.to_json(), *ring])
-        text = Digest.of(after, self._size, before, names).to_json().encode()
+        self._store.multi_set(keys, [to_text(after), *ring])
+        text = to_text(Digest.of(after, self._size, before, names)).encode()
         found = self._store.compare_set(_DIGEST, self._text, text)
         self._take(found)
         is_written = found == text
@@ -278,10 +289,11 @@ class Register:
 
     def _tell(self, before: Roster, after: Roster, refused: tuple[Refusal, ...]) -> None:
         """Tell the machines that wait for a change, each at its own key."""
-        texts = {_seat_key(each): seat.to_json() for each, seat in calls(before, after, time.time())}
-        texts |= {_seat_key(each.member): seat_of_refused(each.error).to_json() for each in refused}
+        seats = dict(calls(before, after, time.time()))
+        seats |= {each.member: seat_of_refused(each.error) for each in refused}
+        texts = {_seat_key(each): to_text(seat, sparse=True) for each, seat in seats.items()}
         if end := end_of(before, after):
-            texts[_end_key(before.round)] = end.to_json()
+            texts[_end_key(before.round)] = to_text(end, sparse=True)
             self._store.delete_key(_end_key(before.round - 1))
         if after.closed and not before.closed:
             texts[_CLOSED] = ""
@@ -289,13 +301,6 @@ class Register:
             self._store.delete_key(_CLOSED)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))
-
-
-def _texts(text: bytes) -> tuple[str, ...]:
-    try:
-        return from_text(tuple[str, ...], text)
-    except ValueError as error:
-        raise unreadable(error) from error
 
 
 def _arc_key(names: str, number: int) -> str:

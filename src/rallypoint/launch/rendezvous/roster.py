@@ -16,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
-from rallypoint.codec import from_text, to_text
+from rallypoint.codec import from_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.text import LONGEST_SENTENCE, shown
+
+_T = TypeVar("_T")
 
 _GONE_KEPT = 16
 _SICK_KEPT = 16
@@ -94,9 +97,6 @@ class Line:
     most: int = -1
     spares: int = 0
     settings: Settings = ()
-
-    def to_json(self) -> str:
-        return to_text(self, sparse=True)
 
 
 def read_lines(text: bytes) -> tuple[Line, ...]:
@@ -185,10 +185,6 @@ class Roster:
         if not any(each.id == member_id for each in self.present):
             return None
         return next((rank for rank, each in enumerate(self.members) if each.id == member_id), None)
-
-    def knows(self, member_id: str) -> bool:
-        """Whether a machine takes part or waits."""
-        return any(each.id == member_id for each in self.everybody)
 
     @property
     def everybody(self) -> tuple[Member, ...]:
@@ -307,19 +303,6 @@ class Roster:
         read = replace(fresh, desk=self.desk, read=self.read, folded=self.folded)
         return read.at_next_desk()
 
-    # On the wire: text that anyone may read, and that nothing is executed of
-
-    def to_json(self) -> str:
-        return to_text(self)
-
-    @staticmethod
-    def from_json(text: str | bytes) -> Roster:
-        """Raises RallypointError for what is no roster: another program uses the same keys."""
-        try:
-            return from_text(Roster, text)
-        except ValueError as error:
-            raise unreadable(error) from error
-
 
 def closed_error(reason: str) -> MeetingClosedError:
     """The error for a machine that wants to join a meeting that is closed."""
@@ -329,10 +312,18 @@ def closed_error(reason: str) -> MeetingClosedError:
     )
 
 
-def unreadable(error: ValueError) -> RallypointError:
+def read_value(kind: type[_T], text: str | bytes) -> _T:
+    """A value in the meeting place; RallypointError if it is another: anybody can write there."""
+    try:
+        return from_text(kind, text)
+    except ValueError as error:
+        raise unreadable(str(error)) from error
+
+
+def unreadable(reason: str) -> RallypointError:
     """The error for a text in the meeting place that is not what it should be."""
     return RallypointError(
-        f"the meeting's state cannot be read: {error}",
+        f"the meeting's state cannot be read: {reason}",
         hint="do all machines run the same version of Rallypoint?",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -10,7 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.server.core.store import Core
@@ -19,7 +18,7 @@ from rallypoint.server.loops.backend import Choice, make_loop
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump, about_this_process
 from rallypoint.server.loops.stores import StorePump
-from rallypoint.server.process.line import LET_GO, Host, Order
+from rallypoint.server.process.line import Host, Order
 from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.wire.limits import Limits
@@ -28,9 +27,6 @@ logger = logging.getLogger("rallypoint.server")
 
 _FOR_RANKS = ("SIGINT", "SIGBREAK", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals of a terminal and of schedulers, which send them to every process of a job."""
-
-IDLE_SECONDS: Final = 10.0
-"""How long a process that has been let go waits for another order."""
 
 Builder = Callable[[Order, Loop, list[socket.socket]], Pump[Any]]
 """Makes a pump that serves on these sockets. It may take some out of the list that are for another use."""
@@ -65,27 +61,18 @@ def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Cor
 
 
 def run(build: Builder) -> None:
-    """Serve until the parent ends, or has no need of this process any more.
-
-    It may let a server go and order another one: to start a process takes longer than all that follows.
-    """
+    """Serve as ordered, until the parent ends or has no need of this process any more."""
     for name in _FOR_RANKS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle_in(logging.WARNING)
     host = Host()
     given = host.take_order()
-    while given is not None and _serve(host, build, *given):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        host.answer({})
-        given = None  # the secret of that one
-        hold(None)
-        gc.collect()
-        given = host.take_order() if host.has_word(IDLE_SECONDS) else None
+    if given is not None:
+        _serve(host, build, *given)
 
 
-def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.socket]) -> bool:
-    """Serve as ordered; return whether this process is to stay for another order."""
+def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.socket]) -> None:
     try:
         hold(Secret(order["secret"], "the order") if order["secret"] else None)
         loop, warning = make_loop(Choice(order["backend"]))
@@ -105,7 +92,6 @@ def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.sock
         host.answer({"backend": loop.name, "warning": warning})
 
     pump.serve(on_ready=tell_ready, on_tick=life.check)
-    return life.is_let_go
 
 
 class _Life:
@@ -116,19 +102,12 @@ class _Life:
         self._stays_for_clients = stays_for_clients
         self._left = False
         self._parent = os.getppid()
-        self.is_let_go = False
-        """Whether the parent may need this process for another server."""
 
     def leave(self) -> None:
         """The parent has gone, or has let go of the server."""
         self._left = True
         if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
-
-    def end(self, word: bytes) -> None:
-        """The parent has said that this server is to end."""
-        self.is_let_go = word == LET_GO
-        self._pump.loop.stop()
 
     def wind_down(self) -> None:
         """Somebody has sent SIGTERM, maybe to all processes of the job: end with the last client.
@@ -160,9 +139,8 @@ def _watch_parent(loop: Loop, host: Host, life: _Life) -> None:
         return
 
     def hear() -> None:
-        word = host.read_word()
-        if word:
-            life.end(word)
+        if host.read_word():  # END_NOW
+            loop.stop()
             return
         loop.watch_readable(host.fileno(), None)  # its end stays readable for ever
         life.leave()

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -23,34 +22,19 @@ from rallypoint.server.guard.secret import job_secret
 from rallypoint.server.loops.backend import Choice
 from rallypoint.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 from rallypoint.server.process.line import pipe
-from rallypoint.server.process.processes import (
-    NoAnswerError,
-    ServerKind,
-    ServerProcess,
-    end_process,
-    ending,
-    keep,
-    take_kept,
-)
+from rallypoint.server.process.processes import ServerKind, ServerProcess, end_process, ending
 from rallypoint.server.process.startup import limits_of_environment
 from rallypoint.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
-STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child", is_kept=sys.platform != "win32")
-
-
-_SOON_SECONDS = 5.0
-"""How long a process that was kept may take to be ready; there is nothing to start."""
+STORE_SERVER = ServerKind("store server", "rallypoint.server.process.child")
 
 
 class HostedServer:
     """A server process of this process, and how many stores use it; the last one to let go ends it."""
 
-    def __init__(
-        self, process: ServerProcess, listeners: Sequence[socket.socket], backend: str, *, is_kept: bool
-    ) -> None:
-        """`is_kept`: whether its process is kept for another server, when this one has ended."""
+    def __init__(self, process: ServerProcess, listeners: Sequence[socket.socket], backend: str) -> None:
         self.address = reachable_at(listeners[0])
         """Host and port at which this machine reaches it."""
         self.places = describe(listeners)
@@ -58,7 +42,6 @@ class HostedServer:
         self.backend = backend
         self.pid = process.popen.pid
         self._process = process
-        self._is_kept = is_kept
         self._users = 1
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a collection may release one store while another is retained
@@ -110,20 +93,13 @@ class HostedServer:
             return True
 
     def release(self) -> None:
-        """Count one user less. The last one ends the server and waits for that; never in a forked child.
-
-        Its sockets are closed then. Its process may be kept for the next server.
-        """
+        """Count one user less. The last one ends the server and waits for that; never in a forked child."""
         if self._owner != os.getpid():
             return
         with self._lock:
             self._users -= 1
-            if self._users:
-                return
-            if not self._is_kept:
+            if self._users == 0:
                 self._stop()
-            elif self._stop.detach() is not None:
-                keep(self._process)
 
 
 @dataclass(frozen=True)
@@ -197,7 +173,7 @@ class PreparedServer:
         """`serve` and `end` close these sockets here, and so does a failure."""
         self._sockets = sockets
         try:
-            self._process = take_kept(kind) or ServerProcess(kind)
+            self._process = ServerProcess(kind)
         except BaseException:
             self._close_sockets()
             raise
@@ -213,11 +189,9 @@ class PreparedServer:
         """Let it serve, and wait until it does. `order` is passed on to its module."""
         began = time.monotonic()
         try:
-            answer = self._ask(whole_order(order, limits_of_environment(), backend, lifespan))
-            process = self._process
-            # One that ends with its owners has a process that ends.
-            is_kept = process.kind.is_kept and not lifespan.owner_key
-            server = HostedServer(process, self._sockets, answer["backend"], is_kept=is_kept)
+            whole = whole_order(order, limits_of_environment(), backend, lifespan)
+            answer = self._process.ask(whole, self._sockets)
+            server = HostedServer(self._process, self._sockets, answer["backend"])
         except BaseException:
             self.end()
             raise
@@ -226,17 +200,9 @@ class PreparedServer:
         server._stop.atexit = not lifespan.stays_for_clients
         if answer["warning"]:
             logger.warning("%s", answer["warning"])
-        said = (process.kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
+        said = (self._process.kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
         logger.info("%s on %s (%s), process %d, up in %.2f s", *said)
         return server
-
-    def _ask(self, order: dict[str, object]) -> dict[str, str]:
-        if self._process.was_kept:
-            try:
-                return self._process.ask(order, self._sockets, _SOON_SECONDS)
-            except NoAnswerError:  # it was ended meanwhile, or stopped: a new one does as well
-                self._process = ServerProcess(self._process.kind)
-        return self._process.ask(order, self._sockets)
 
     def end(self) -> None:
         """End it."""

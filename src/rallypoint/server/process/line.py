@@ -1,8 +1,8 @@
 """The line between a server process and the process that hosts it: orders go one way, answers the other.
 
 Orders come on standard input, which is a Unix socket, so that sockets to serve on come with them; on Windows
-it is a pipe, and copies of the sockets stand behind the order. An order is its length, then JSON. Two lengths
-that no order has are words of their own. When the line ends, the host is gone, or has let go of the process.
+it is a pipe, and copies of the sockets stand behind the order. An order is its length, then JSON. A length
+that no order has is a word of its own. When the line ends, the host is gone, or has let go of the process.
 
 Answers are lines on what was standard output at the start, each with a mark. Lines without it come from
 whatever else an interpreter runs at its start, and are not ours.
@@ -24,8 +24,6 @@ _HEAD: Final = Struct("<Q")
 
 END_NOW: Final = _HEAD.pack(0)
 """The last word to a process that is not to stay for its clients."""
-LET_GO: Final = _HEAD.pack(1)
-"""The word to end a server, and to stay for another order."""
 WORD_BYTES: Final = _HEAD.size
 
 ANSWER_MARK: Final = "rallypoint answers: "

@@ -279,17 +279,16 @@ class _JoinLine:
         self._remark_after = _FIRST_REMARK
 
     def look(self) -> bool:
-        """Show how many ranks have joined; False when all have."""
+        """Show how many ranks have joined; False when all have. The agent reports that of later attempts."""
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         is_long = roll.store and seconds > _FIRST_REMARK
         advice = f"; see `rallypoint status {shown(roll.store)}`" if is_long else ""
-        if roll.complete:
+        is_later = self._found.attempt() > 0
+        if roll.complete or is_later:
             self.clear()
-            number, began = self._found.attempt()
-            # A spare machine has waited for its first attempt, which is not the first of the job.
-            attempt, seconds = (f"attempt {number + 1}: ", time.time() - began) if number else ("", seconds)
-            self._write(f"rallypoint: {attempt}{roll.text} after {seconds:.1f} s\n")
+            if not is_later:
+                self._write(f"rallypoint: {roll.text} after {seconds:.1f} s\n")
             return False
         if self._live and (roll.expected or self._from_start):
             waiting = shown(self._found.waiting(), LONGEST_SENTENCE)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import Endpoint, Endpoints
@@ -25,6 +25,7 @@ from rallypoint.launch.options import (
     BACKEND,
     BY_NAME,
     DEFAULT_MASTER_PORT,
+    IN_CONF,
     OPTIONS,
     Option,
     check_backend,
@@ -79,8 +80,7 @@ class Settings:
     """Every option of `rallypoint run`, settled. The names are those of the options.
 
     `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
-    job on one machine that takes a free port. `node_rank`, `join_timeout`, `relay`, `port_range`, `spares`
-    and `health` count in rdzv_conf.
+    job on one machine that takes a free port. The options of `IN_CONF` count in rdzv_conf.
     """
 
     nnodes: Setting[Size]
@@ -427,15 +427,10 @@ def _is_plain_table(value: object) -> bool:
 
 
 def _with_conf(said: Settings) -> Settings:
-    return replace(
-        said,
-        node_rank=_or_by_conf(said.node_rank, "node_rank", said.rdzv_conf, "rank"),
-        join_timeout=_or_by_conf(said.join_timeout, "join_timeout", said.rdzv_conf, "join_timeout"),
-        relay=_or_by_conf(said.relay, "relay", said.rdzv_conf, "relay"),
-        port_range=_or_by_conf(said.port_range, "port_range", said.rdzv_conf, "port_range"),
-        spares=_or_by_conf(said.spares, "spares", said.rdzv_conf, "spares"),
-        health=_or_by_conf(said.health, "health", said.rdzv_conf, "health"),
-    )
+    found: dict[str, Any] = {
+        name: _or_by_conf(getattr(said, name), name, said.rdzv_conf, key) for name, key in IN_CONF.items()
+    }
+    return replace(said, **found)
 
 
 def _meeting_place(said: Settings) -> Setting[Endpoints | None]:

@@ -351,6 +351,12 @@ FLAGS: Final[tuple[Option, ...]] = (
 
 BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS}
 
+IN_CONF: Final[Mapping[str, str]] = {
+    "node_rank": "rank",
+    **{name: name for name in ("join_timeout", "relay", "port_range", "spares", "health")},
+}
+"""Options that can be given in rdzv_conf as well, and go to the rendezvous there: by their names in it."""
+
 _KNOWN: Final = {**BY_NAME, **{flag.name: flag for flag in FLAGS}}
 _SHORT: Final = {"-m": "module", "-h": "help", "-r": "redirects", "-t": "tee"}
 

@@ -6,7 +6,7 @@
     roll.json                    the whole job, seen from its first machine: which ranks have joined
     waiting.json                 what the agent waits for before its ranks start; empty: nothing
     lost.json                    the servers of the job that are gone
-    attempt.json                 the number of the attempt that runs; its time is when that began
+    attempt.json                 the number of the attempt that runs
     first.json                   the first failure of the whole job, as all machines know it
     activity.json                what the ranks of this machine did when they were looked at last
     stall.json                   what the ranks of the job do, while it stands still
@@ -238,6 +238,12 @@ def report_first(first: object) -> None:
     _leave("first", first)
 
 
+def erase_live_line() -> None:
+    """Erase the line of a terminal in which the launcher counts ranks: this process prints something now."""
+    if os.isatty(2):
+        os.write(2, f"\r{' ' * (shutil.get_terminal_size().columns - 1)}\r".encode())
+
+
 def begin_attempt(number: int) -> None:
     """Report that the ranks of an attempt, counted from 0, start now; forget those of the attempt before."""
     folder = folder_of(os.environ)
@@ -403,13 +409,9 @@ class Reports:
         """The first failure of the whole job, a `FailureSummary`; None: only this machine's are."""
         return next(self._read("first", kind), None)
 
-    def attempt(self) -> tuple[int, float]:
-        """The number of the attempt that runs, and when it began; (0, 0.0): none has begun."""
-        try:
-            began = (self._folder / "attempt.json").stat().st_mtime
-        except OSError:
-            return 0, 0.0
-        return next(self._read("attempt", int), 0), began
+    def attempt(self) -> int:
+        """The number of the attempt that runs, from 0; also 0 if none has begun."""
+        return next(self._read("attempt", int), 0)
 
     def activity(self) -> MachineActivity | None:
         """What the ranks of this machine did when they were looked at last."""

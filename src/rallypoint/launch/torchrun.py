@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rallypoint.launch.config import Level, Settings
-from rallypoint.launch.options import BACKEND, Program, flag_of, text_of, torchruns_option
+from rallypoint.launch.options import BACKEND, IN_CONF, Program, flag_of, text_of, torchruns_option
 
 _MODE: Final = {"script": (), "module": ("--module",)}
 _LOGS: Final = frozenset({"log_dir", "redirects", "tee"})
@@ -37,13 +37,9 @@ def to_torchrun(settings: Settings, target: Program, folder: str) -> list[str]:
 
 def _conf(settings: Settings) -> dict[str, str]:
     conf = {"join_timeout": settings.join_timeout.text}
-    for name, each in (("relay", settings.relay), ("spares", settings.spares), ("health", settings.health)):
-        if each.is_set:
-            conf[name] = each.text
-    if settings.port_range.value is not None:
-        conf["port_range"] = settings.port_range.text
-    if settings.node_rank.value is not None:
-        conf["rank"] = settings.node_rank.text
+    for name, key in IN_CONF.items():
+        if (each := getattr(settings, name)).is_set:
+            conf[key] = each.text
     restarts = settings.passed_on.get("max_restarts")  # torch does not tell its rendezvous
     conf["max_restarts"] = restarts.text if restarts is not None else "0"
     return {**settings.rdzv_conf.value, **conf}

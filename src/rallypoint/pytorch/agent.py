@@ -19,7 +19,7 @@ from typing import Any
 
 from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
-from rallypoint.launch.reports import report_exits
+from rallypoint.launch.reports import erase_live_line, report_exits
 from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret, hold
 
 _DEVICES = "--nproc-per-node=devices"
@@ -134,18 +134,12 @@ def _once(handler: Callable[[int, FrameType | None], None]) -> Callable[[int, Fr
     def take(number: int, frame: FrameType | None) -> None:
         told.append(time.monotonic())
         if len(told) == 1:
-            _clear_line()
+            erase_live_line()  # torchrun prints something now
             handler(number, frame)
         elif number == signal.SIGINT and told[-1] - told[0] > _SAME_CTRL_C_SECONDS:
             _kill_ranks()
 
     return take
-
-
-def _clear_line() -> None:
-    """Clear the line of a terminal in which the launcher counts ranks: torchrun prints something now."""
-    if sys.platform != "win32" and os.isatty(2):
-        os.write(2, b"\r\x1b[K")
 
 
 def report_ends_of_attempts() -> None:

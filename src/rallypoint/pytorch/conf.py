@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -55,14 +55,13 @@ class Conf:
     @staticmethod
     def parse(config: Mapping[str, Any]) -> Conf:
         """The pairs of `--rdzv-conf`. UsageError for a value that cannot be; an unknown name is a warning."""
-        times: dict[str, Any] = {}
-        others: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         for name, value in config.items():
             if name in _SETTINGS:
                 key, parse, hint = _SETTINGS[name]
                 text = str(value).strip()
                 try:
-                    (others if name in _NOT_TIMES else times)[key] = parse(text)
+                    found[key] = parse(text)
                 except (ValueError, KeyError):
                     raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint=hint) from None
             elif name not in _THEIRS:
@@ -71,7 +70,8 @@ class Conf:
                 logger.warning(
                     "--rdzv-conf has %r, which the rallypoint backend does not know%s", name, meant
                 )
-        return Conf(MeetingTimes(**times), **others)
+        times = {each.name: found.pop(each.name) for each in fields(MeetingTimes) if each.name in found}
+        return Conf(MeetingTimes(**times), **found)
 
 
 # torchrun puts a time-out in for its static backend; the others are about torch's own store.
@@ -80,8 +80,6 @@ _THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
 _SECONDS = (parse_seconds, "write a positive number of seconds")
 _NUMBER = "write a number"
 _HEALTH = ("auto", "off", *EXAMINATIONS)
-
-_NOT_TIMES = ("rank", "is_host", "relay", "workers", "port_range", "spares", "health", "max_restarts")
 
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "join_timeout": ("join", *_SECONDS),

@@ -281,8 +281,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _enter(self, met: Round) -> RendezvousInfo:
         reports.begin_attempt(met.number)
-        # The launcher itself speaks of the first attempt of this machine.
-        self._joining = (met.number, time.monotonic()) if self._has_taken_part else None
+        # The launcher itself reports that all ranks have joined the first attempt.
+        self._joining = (met.number, time.monotonic()) if met.number else None
         self._has_taken_part, self._clock_ahead = True, met.clock_ahead
         least, most = _LOOK_SECONDS
         self._look_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
@@ -365,7 +365,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         )
 
     def _announce_joined(self) -> None:
-        """Log that all ranks are up again after a restart, and how long that took."""
+        """Log that all ranks have joined an attempt after the first, and how long that took."""
         folder = reports.folder_of(os.environ)
         if self._joining is None or folder is None:
             return
@@ -401,6 +401,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if self._roll_call is not None:
             self._roll_call.stop()
             self._roll_call = None
+        self._announce_joined()
 
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         """An answer from the meeting place; `otherwise` if it is gone: ranks that run need not end for that.

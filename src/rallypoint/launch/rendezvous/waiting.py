@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -103,6 +101,6 @@ class Waiting:
         return time.monotonic() - self._began
 
     def _print(self) -> None:
-        if self._has_launcher and sys.stderr.isatty():  # erase the launcher's live line
-            sys.stderr.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
+        if self._has_launcher:
+            reports.erase_live_line()
         logger.warning("rallypoint: %s", self._state)

@@ -79,7 +79,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
     server = Pump(loop, Core(turn=loop.turn), listeners)
-    server.door = Door(Secret(_TEXT, "the test"))
+    server.door = Door(Secret(_TEXT, "the test"), loop)
     return server
 
 

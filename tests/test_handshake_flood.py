@@ -18,6 +18,7 @@ from rallypoint.server.core.store import Core
 from rallypoint.server.guard.channel import client_channel
 from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.server.loops import guarded
+from rallypoint.server.loops import loop as loops
 from rallypoint.server.loops.guarded import Door, GuardedLink
 from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
@@ -103,7 +104,7 @@ def _limited(most: int, of_one_address: int, monkeypatch: pytest.MonkeyPatch) ->
 
     def locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
         server = Pump(loop, Core(turn=loop.turn), listeners)
-        server.door = Door(_SECRET)
+        server.door = Door(_SECRET, loop)
         return server
 
     with running_here(locked) as port:
@@ -149,11 +150,11 @@ class _Waiting:
 
 
 def test_addresses_take_turns_and_the_newest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "monotonic", iter(range(100)).__next__)
-    monkeypatch.setattr(guarded, "_SLICE", 2.0)  # by this clock, one handshake in each turn
-    door, turns, served = Door(_SECRET), _Turns(), list[str]()
+    monkeypatch.setattr(loops, "monotonic", iter(range(100)).__next__)  # one handshake in each turn
+    turns, served = _Turns(), list[str]()
+    door = Door(_SECRET, cast("Loop", turns))
     for name in ("a1", "a2", "a3", "b1", "c1"):
-        door.enqueue(cast("GuardedLink[Any]", _Waiting(name, served)), cast("Loop", turns))
+        door.enqueue(cast("GuardedLink[Any]", _Waiting(name, served)))
     for count in range(1, 6):
         [turn] = turns.next
         turns.next.clear()

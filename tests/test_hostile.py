@@ -305,7 +305,7 @@ def test_out_of_memory_a_reply_is_whole_or_the_connection_ends(backend: str, tmp
             ended += len(got) < len(expected)
         assert bystander.answers()
         assert ended, "there was memory enough"
-        await_log(server, "the server failed to serve it")
+        await_log(server, "out of memory")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,12 +21,13 @@ from rallypoint.engine.budget import Budget
 from rallypoint.relay.core.relay import RelayCore
 from rallypoint.server.core.outbox import Close, Work
 from rallypoint.server.core.store import Core
+from rallypoint.server.loops import loop as loops
 from rallypoint.server.loops import pump as pumps
 from rallypoint.server.loops.legacy import LegacyLoop
 from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.machine.memory import memory_bytes
-from rallypoint.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.wire.encoding import VALIDATE, blob, counted_request, request
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import Op
 from raw import RawClient, await_log
@@ -163,6 +164,21 @@ def test_a_long_value_is_shared_by_all_who_are_sent_it() -> None:
         assert reader.has_rest, "the second GET comes behind the first"
 
 
+def test_a_long_reply_to_multi_get_is_whole() -> None:
+    client = Core().open("client")
+    client.receive(VALIDATE)
+    values = [bytes([number]) * 200_000 for number in range(6)]
+    keys = [b"/%d" % number for number in range(6)]
+    for key, value in zip(keys, values, strict=True):
+        client.receive(request(Op.SET, key, value))
+        while client.has_rest:
+            client.receive(b"")
+    got = client.receive(counted_request(Op.MULTI_GET, keys))
+    while client.has_rest:
+        got += client.receive(b"")
+    assert got == b"".join(map(blob, values))
+
+
 def test_values_that_are_replaced_while_they_are_sent_are_charged() -> None:
     core = Core(Limits(held_bytes=4 * MIB))
     writer, *readers = [core.open(f"client {number}") for number in range(6)]
@@ -196,6 +212,7 @@ def test_very_many_who_leave_at_once_are_closed_in_slices(monkeypatch: pytest.Mo
     core = Core(turn=loop.turn)
     pump = Pump(loop, core, [socket.create_server(("127.0.0.1", 0))])
     monkeypatch.setattr(pumps, "time", SimpleNamespace(monotonic=monotonic, time=lambda: 0.0))
+    monkeypatch.setattr(loops, "monotonic", monotonic)
     monkeypatch.setattr(loop, "begin_turn", lambda: setattr(loop.turn, "now", clock.now))
     ended = [socket.socketpair() for _ in range(100)]
     for ours, theirs in ended:
@@ -249,12 +266,16 @@ def test_out_of_memory_only_those_who_hold_much_are_closed(kind: str, backend: s
         innocent, *greedy = [stack.enter_context(RawClient(server.port)) for _ in range(5)]
         for number, client in enumerate(greedy):
             try:
-                client.send(waits(number, 40_000))
+                client.send(waits(number, 60_000))
             except OSError:  # it is closed
                 pass
             assert innocent.answers()
         assert stack.enter_context(RawClient(server.port)).answers()
         await_log(server, "it holds the most; the limit held_bytes is 26,738,688")
+        for client in greedy:
+            with suppress(ConnectionError):
+                client.read_rest()
+        assert server.read_log().count("closed ") == 1, "one line for all of them"
         assert "Traceback" not in server.read_log()
         assert server.process.poll() is None
 

@@ -414,7 +414,7 @@ def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -
 def _locked(make: Make) -> Make:
     def locked(loop: Loop, listeners: list[socket.socket]) -> Pump[Any]:
         server = make(loop, listeners)
-        server.door = Door(Secret(_TEXT, "the test"))
+        server.door = Door(Secret(_TEXT, "the test"), loop)
         return server
 
     return locked

@@ -75,7 +75,7 @@ def relay(
     listeners = listen_safely(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)
-    pump.door = door_for(listeners)
+    pump.door = door_for(pump.loop, listeners)
     tell_door(pump)
     named = f"the store named {shown(name)} at " if name else ""
     logger.info("listening on %s, for %s%s", describe(listeners), named, place.name)

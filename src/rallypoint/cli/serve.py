@@ -125,7 +125,7 @@ def serve(
     with ExitStack() as stack:
         _show_page(web, listeners, stack)
         pump = make_server(loop, core, listeners, log, count)
-        pump.door = door_for(listeners)
+        pump.door = door_for(pump.loop, listeners)
         tell_door(pump)
         pump.serve(announce(host, listeners, loop))
 
@@ -148,7 +148,7 @@ def _serve_on_engine(
     from rallypoint.replica.node import Node
 
     def prepare(pump: LeaderPump) -> None:
-        pump.door = door_for(pump.sockets)
+        pump.door = door_for(pump.loop, pump.sockets)
         tell_door(pump)
 
     check_safety(host)

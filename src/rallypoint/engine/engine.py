@@ -61,10 +61,6 @@ class Engine(Generic[Member]):
         arrive, awaited = self._waiters.arrive, self._awaited
         return [member for key in new if key in awaited for member in arrive(key)] if awaited else ()
 
-    def multi_get(self, keys: Iterable[bytes]) -> list[bytes]:
-        """The values of keys at one moment, those that are missing as empty. They do not change later."""
-        return [value if type(value) is bytes else bytes(value or b"") for value in map(self.get, keys)]
-
     def has_all(self, keys: Sequence[bytes]) -> bool:
         """Whether none of `keys` is missing."""
         if len(keys) == 1 and keys[0] in self._space.values:

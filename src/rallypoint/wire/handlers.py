@@ -36,8 +36,8 @@ class Handler(Protocol):
 class RequestHandler(Handler, Protocol):
     """Who carries requests out: a method per operation, which returns the reply to send, or `b""`.
 
-    A method may return None: the request takes longer, and `go_on` is to be called. It may return
-    the first piece of a long reply, and leave the request unfinished. It may raise ProtocolError; the
+    A method may return None: the request takes longer, and `go_on` is to be called. A `get` that returns just
+    the first piece of its reply has called the parser's `leave_unfinished`. It may raise ProtocolError; the
     connection is then to be closed.
     """
 

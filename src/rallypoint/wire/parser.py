@@ -7,9 +7,9 @@ are there; until then they are only kept. So no byte is looked at twice, whateve
 two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
-sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. So is a
-relay's batch. And what all ranks say at a barrier is the same, byte by byte: see `repeated`. Compiled, so is
-each of the hot requests, also with a SET before it.
+sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. And
+what all ranks say at a barrier is the same, byte by byte: see `repeated`. Compiled, so is each of the hot
+requests, also with a SET before it.
 
 A few bytes may ask for much work. So `feed` stops after about `STEPS_AT_ONCE` steps, behind `BYTES_AT_ONCE`
 of whole requests, and when a handler says that a request will take longer (it returns None). It keeps the
@@ -46,14 +46,12 @@ _REST: Final = 5  # whole requests, for which there was no time
 
 _VALIDATE: Final = int(Op.VALIDATE)  # to look up a member of an enum takes longer than to read a request
 _GET: Final = int(Op.GET)
-_BATCH: Final = int(Op.BATCH)
 
 # So many blobs of a request are worth a call to have them cut.
 _MANY_BLOBS: Final = 8
 
 # Shorter replies are not counted as steps of their own.
 _LARGE_REPLY = 4096
-_PIECE_BYTES: Final = 1 << 16  # a shorter reply is whole
 
 STEPS_AT_ONCE = 256
 """How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply
@@ -179,22 +177,13 @@ class RequestParser(Generic[HandlerT]):
                 finally:
                     self.operations += self._hot.carried
                 if answer is not None:
-                    return answer if len(answer) < _PIECE_BYTES else self._pass_on(answer)
+                    return answer
             size = len(data)
             if size > 8 and data[0] == _GET:
                 (length,) = unpack_u64(data, 1)
                 if length == size - 9 and length <= self._get_cap:
                     self.operations += 1
-                    answer = self._handler.get(data[9:]) or b""
-                    return answer if len(answer) < _PIECE_BYTES else self._pass_on(answer)
-            elif size > 8 and data[0] == _BATCH:
-                batch = self._forms.by_opcode[_BATCH]
-                (length,) = unpack_u64(data, 1)
-                if batch is not None and length == size - 9 and length <= batch.caps[0]:
-                    self.operations += 1
-                    batch.count += 1
-                    reply = batch.deliver(self._handler, [data[9:]], b"")
-                    return reply if reply is not None else self._stop(b"", is_unfinished=True)
+                    return self._handler.get(data[9:]) or b""
             elif size <= REPEATED_BYTES:
                 known = self._known.get(data)
                 if known:
@@ -229,6 +218,10 @@ class RequestParser(Generic[HandlerT]):
         self._need = 0
         return self._read_all(rest, replies)
 
+    def leave_unfinished(self) -> None:
+        """The handler calls this when it returns only the first piece of its reply to a GET."""
+        self._stop(b"", is_unfinished=True)
+
     def _stop(self, rest: bytes, *, is_unfinished: bool) -> bytes:
         """Let others have their turn: what is left of the data is for another feed. Returns nothing."""
         self._expect(_REST, 1)
@@ -237,12 +230,6 @@ class RequestParser(Generic[HandlerT]):
         self._hold()
         self._handler.postpone()
         return b""
-
-    def _pass_on(self, answer: bytes) -> bytes:
-        """The answer to the only request of a read. If it is just a piece, the others are for other feeds."""
-        if self._handler.is_unfinished:
-            self._stop(b"", is_unfinished=True)
-        return answer
 
     def _hold(self) -> None:
         """Tell how many bytes are kept of requests that are not complete, or not carried out."""
@@ -286,9 +273,8 @@ class RequestParser(Generic[HandlerT]):
                 if len(replies) > count and len(replies[-1]) >= _LARGE_REPLY:
                     hot = None  # it does not count steps, which now have to be
                     steps -= len(replies[-1]) // STEP_BYTES
-                    is_unfinished = handler.is_unfinished
-                    if is_unfinished or (steps < 0 and position < end):
-                        self._stop(data[position:], is_unfinished=is_unfinished)
+                    if self._is_unfinished or (steps < 0 and position < end):
+                        self._stop(data[position:], is_unfinished=self._is_unfinished)
                         break
             if form is None:
                 if position >= pause:
@@ -311,9 +297,8 @@ class RequestParser(Generic[HandlerT]):
                             break
                         if len(reply) >= _LARGE_REPLY:
                             steps -= len(reply) // STEP_BYTES
-                            is_unfinished = handler.is_unfinished
-                            if is_unfinished or (steps < 0 and position < end):
-                                self._stop(data[position:], is_unfinished=is_unfinished)
+                            if self._is_unfinished or (steps < 0 and position < end):
+                                self._stop(data[position:], is_unfinished=self._is_unfinished)
                                 break
                         continue
                     form, blobs, left = self._cut_get(length), [], 1

@@ -289,8 +289,8 @@ class Clients(Generic[ClientT]):
         if count > 0:
             self._context.check_budget()
 
-    def check_budget(self) -> None:
-        """More may be held for clients than the limit."""
+    def count_waits(self) -> None:
+        """The engine may hold more for clients than before."""
         self._context.check_budget()
 
     def enter(self, client: Client, name: bytes) -> None:

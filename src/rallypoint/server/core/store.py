@@ -49,15 +49,13 @@ class Connection(Client):
     """One client: the handler of its requests. Made by `Core.open` alone."""
 
     __slots__ = (
-        *("_budget", "_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn"),
-        *("_woken", "_writers"),
+        *("_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn", "_woken", "_writers"),
     )
 
     def __init__(self, core: Core, peer: str) -> None:
         super().__init__(core.clients, core.sessions, peer)
         self._core = core
         self._turn = core.turn
-        self._budget = core.budget
         self._journal = core.journal
         self._woken = core.outbox.woken
         self._engine = core.engine
@@ -102,7 +100,10 @@ class Connection(Client):
         if length <= PIECE_BYTES:
             return pack_u64(length) + value
         self._core.note_sending(self, [key], [value], length)
-        return self.begin(_in_blobs([value], [length])) or b""
+        self.begin(_in_blobs([value], [length]))
+        assert self._parser is not None, "it has sent this request"
+        self._parser.leave_unfinished()
+        return self.go_on() or b""
 
     def multi_get(self, keys: list[bytes]) -> bytes | None:
         return self.begin(self._multi_get(keys))
@@ -211,8 +212,7 @@ class Connection(Client):
         if self._engine.wait(self, keys, self._turn.now):
             return STOP_WAITING
         self._journal.waits(self, keys)
-        if self._budget.is_over:
-            self._clients.check_budget()
+        self._clients.count_waits()
         return b""
 
     def _wait(self, keys: list[bytes]) -> Slices:
@@ -220,14 +220,14 @@ class Connection(Client):
         if is_over:
             return STOP_WAITING
         self._journal.waits(self, keys)
-        self._clients.check_budget()
+        self._clients.count_waits()
         return b""
 
     def barrier(self, key: bytes, world_size: int) -> bytes:
         released = self._engine.barrier(self, key, world_size, now=self._turn.now)
         self._journal.waits(self, [key])
         if not released:
-            self._clients.check_budget()
+            self._clients.count_waits()
             return b""
         self._journal.gathered(key, world_size, released, self)
         return wake(released, self, self._journal)
@@ -259,6 +259,8 @@ def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") ->
 
     `lengths` are those of right now: a value that is appended to only grows, so what has been there stays.
     """
+    if sum(lengths) > PIECE_BYTES:
+        yield None  # `begin` returns no pieces
     parts: list[Value] = [head]
     size = 0
     for number, (value, length) in enumerate(zip(values, lengths, strict=True), 1):

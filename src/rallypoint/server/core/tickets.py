@@ -11,7 +11,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.slices import PIECE_BYTES, SLICE, Rest, sliced
+from rallypoint.server.core.slices import SLICE, Rest, sliced
 from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.wire.handlers import SERVED, RequestHandler
@@ -73,16 +73,16 @@ class StoreCarrier:
             if own is not None:
                 return own(self, session, tag, blobs, tail)
             reply = SERVED[op](self._requester(session), blobs, tail)
-            if reply is None or len(reply) > PIECE_BYTES:
-                return self._finish(session, tag, reply or b"")
+            if reply is None:
+                return self._finish(session, tag)
             session.answer(tag, Status.DONE, reply)
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
         return None
 
-    def _finish(self, session: Session, tag: int, piece: bytes) -> Rest:
-        """The rest of a request that takes long. `piece`: what there is of its reply."""
-        requester, pieces = self._requester(session), [piece]
+    def _finish(self, session: Session, tag: int) -> Rest:
+        """The rest of a request that takes long."""
+        requester, pieces = self._requester(session), list[bytes]()
         try:
             while requester.is_unfinished:
                 yield

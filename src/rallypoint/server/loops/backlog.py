@@ -14,14 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from time import monotonic
 from typing import Final, Generic
 
 from rallypoint.server.core.clients import ClientT
 from rallypoint.server.loops.link import Link
-from rallypoint.server.loops.loop import Callback, Loop
+from rallypoint.server.loops.loop import Callback, Loop, Sliced
 
-_SLICE: Final = 0.001
 _MEMORY: Final = 5.0
 """For how many seconds a client is served here that has asked for much."""
 
@@ -44,7 +42,7 @@ class Backlog(Generic[ClientT]):
         # Those whose turn it is next, and whether they have requests left: else they are to be read.
         self._queue: deque[tuple[Link[ClientT], bool]] = deque()
         self._queued: set[Link[ClientT]] = set()
-        self._is_due = False
+        self._work = Sliced(loop, self._serve_next)
         self._is_held = False
         self._parked: dict[Link[ClientT], set[Reason]] = {}
         self._unread: dict[Link[ClientT], tuple[int, float]] = {}  # bytes, and since when they are so many
@@ -120,30 +118,19 @@ class Backlog(Generic[ClientT]):
         """Serve none of these clients, until this is over."""
         self._is_held = is_held
         if self._queue and not is_held:
-            self._be_due()
+            self._work.go_on()
 
     def _enqueue(self, link: Link[ClientT], *, has_rest: bool) -> None:
         self._queue.append((link, has_rest))
         self._queued.add(link)
         self._loop.watch_readable(link.sock, None)
-        self._be_due()
+        self._work.go_on()
 
-    def _be_due(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._loop.later(0, self._work_off)
-
-    def _work_off(self) -> None:
-        self._is_due = False
-        end = monotonic() + _SLICE
-        for _ in range(len(self._queue)):
-            if self._is_held or monotonic() > end:
-                break
-            link, has_rest = self._queue.popleft()
-            if link not in self._queued:  # it has gone meanwhile
-                continue
-            self._queued.remove(link)
-            link.on_readable(b"" if has_rest else None)
-            self._watch(link)
+    def _serve_next(self) -> bool:
         if self._queue and not self._is_held:
-            self._be_due()
+            link, has_rest = self._queue.popleft()
+            if link in self._queued:  # or it has gone meanwhile
+                self._queued.remove(link)
+                link.on_readable(b"" if has_rest else None)
+                self._watch(link)
+        return bool(self._queue) and not self._is_held

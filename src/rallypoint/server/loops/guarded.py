@@ -12,7 +12,6 @@ handshake continues before others begin, and a client that arrives behind a floo
 from __future__ import annotations
 
 import socket
-from time import monotonic
 from typing import Any, Final
 
 from rallypoint.errors import AccessError, ProtocolError
@@ -21,12 +20,11 @@ from rallypoint.server.guard.certificate import server_tls
 from rallypoint.server.guard.channel import Channel, server_channel
 from rallypoint.server.guard.secret import Secret
 from rallypoint.server.loops.link import NOT_NOW, Link, LinkOwner, Socket, read_some
-from rallypoint.server.loops.loop import Loop
+from rallypoint.server.loops.loop import Loop, Sliced
 from rallypoint.wire.opcodes import LOCKED, TLS_BYTE
 from rallypoint.wire.preface import Right
 
 _READ_BYTES: Final = 1 << 15
-_SLICE: Final = 0.001
 _MOST_UNDER_WAY: Final = 1024
 _MOST_OF_ONE_ADDRESS: Final = 512
 
@@ -34,14 +32,14 @@ _MOST_OF_ONE_ADDRESS: Final = 512
 class Door:
     """What a server needs to let clients in that have the secret."""
 
-    def __init__(self, secret: Secret) -> None:
+    def __init__(self, secret: Secret, loop: Loop) -> None:
         """UsageError if no certificate can be had."""
         self._secret = secret
         self._tls = server_tls()
         # By address, the newest last. The links are keys, as they are removed from anywhere.
         self._waiting: dict[str, dict[GuardedLink[Any], None]] = {}
         self._under_way: dict[str, dict[GuardedLink[Any], None]] = {}
-        self._is_due = False
+        self._work = Sliced(loop, self._shake_next)
 
     def link(
         self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, *, is_here: bool
@@ -60,10 +58,10 @@ class Door:
         self._under_way.setdefault(link.address, {})[link] = None
         return server_channel(self._tls, self._secret)
 
-    def enqueue(self, link: GuardedLink[Any], loop: Loop) -> None:
+    def enqueue(self, link: GuardedLink[Any]) -> None:
         """Have this handshake continued when it is its turn."""
         self._waiting.setdefault(link.address, {})[link] = None
-        self._be_due(loop)
+        self._work.go_on()
 
     def forget(self, link: GuardedLink[Any]) -> None:
         """The handshake of this client is over, one way or the other."""
@@ -73,23 +71,15 @@ class Door:
             if not links:
                 table.pop(link.address, None)
 
-    def _be_due(self, loop: Loop) -> None:
-        if not self._is_due:
-            self._is_due = True
-            loop.later(0, lambda: self._work_off(loop))
-
-    def _work_off(self, loop: Loop) -> None:
-        self._is_due = False
-        end = monotonic() + _SLICE
-        while self._waiting and monotonic() < end:
+    def _shake_next(self) -> bool:
+        if self._waiting:
             address = next(iter(self._waiting))
             links = self._waiting.pop(address)
             link, _ = links.popitem()
             if links:
                 self._waiting[address] = links  # behind the other addresses
             link.shake_hands()
-        if self._waiting:
-            self._be_due(loop)
+        return bool(self._waiting)
 
 
 class GuardedLink(Link[ClientT]):
@@ -116,7 +106,7 @@ class GuardedLink(Link[ClientT]):
         """As a plain link does, with TLS below. A handshake waits until it is its turn."""
         if data is None and self._wants_handshake():
             self._pump.loop.watch_readable(self.sock, None)
-            self._door.enqueue(self, self._pump.loop)
+            self._door.enqueue(self)
         else:
             self._serve(data)
 

@@ -176,9 +176,10 @@ class Link(Generic[ClientT]):
         peer, error = self.client.peer, sys.exc_info()[1]
         if isinstance(error, MemoryError):
             self._pump.loop.relieve()
-            error = None  # its traceback says nothing
         self._pump.drop(self)
-        logger.error("closed %s: the server failed to serve it", peer, exc_info=error, extra={"peer": peer})
+        if not isinstance(error, MemoryError):
+            text = "closed %s: the server failed to serve it"
+            logger.error(text, peer, exc_info=error, extra={"peer": peer})
 
     def _read_on(self, data: bytes) -> bytes:
         """The room was filled: if it was small, read again, and with more room from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,7 +20,10 @@ logger = logging.getLogger("rallypoint.server")
 
 Callback = Callable[[], None]
 
+SLICE: Final = 0.001
+"""For how many seconds work that can wait may hold up other clients in a turn."""
 _RESERVE_BYTES: Final = 4 << 20
+_QUIET_SECONDS: Final = 60.0
 _UNTIMED: Final = 15
 """One turn in 16 is timed: to read the clock and to note the time takes a good part of a short turn."""
 
@@ -50,12 +54,19 @@ class Loop(ABC):
         was done. A client waits no longer than that for its answer."""
         self._untimed = _UNTIMED
         self._reserve = bytes(_RESERVE_BYTES)  # of address space: nothing is ever written to it
+        self._quiet_until = -math.inf
 
     def relieve(self) -> None:
-        """Memory has run out: free the reserve, so that clients can be closed, and log one line."""
-        if self._reserve:
-            self._reserve = b""
-            logger.error("out of memory: clients that need more are closed until there is some again")
+        """Memory has run out: free the reserve, so that clients can be closed."""
+        self._reserve = b""
+        self.warn_of_memory("out of memory: clients that need more are closed")
+
+    def warn_of_memory(self, message: str, *values: object) -> None:
+        """Log that a client is closed for want of memory, unless another one was within the last minute."""
+        now = monotonic()
+        if now > self._quiet_until:
+            logger.error(f"{message} (others that follow within a minute are not listed)", *values)
+        self._quiet_until = now + _QUIET_SECONDS
 
     def restore(self) -> None:
         """Now and then: have a reserve again."""
@@ -101,3 +112,27 @@ class Loop(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of what the loop itself holds; it has ended."""
+
+
+class Sliced:
+    """Work that can wait: it is done a slice at a time, between the requests of other clients."""
+
+    def __init__(self, loop: Loop, step: Callable[[], bool]) -> None:
+        """`step` does a little of it, and returns whether there may be more."""
+        self._loop = loop
+        self._step = step
+        self._is_due = False
+
+    def go_on(self) -> None:
+        """There is something to do: begin behind all that is ready now."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.later(0, self._do_slice)
+
+    def _do_slice(self) -> None:
+        self._is_due = False
+        end = monotonic() + SLICE
+        while self._step():
+            if monotonic() > end:
+                self.go_on()
+                return

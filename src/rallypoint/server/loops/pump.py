@@ -30,7 +30,7 @@ from rallypoint.server.guard.other_users import ClientGuard, access_of_environme
 from rallypoint.server.loops.backlog import Backlog, Reason
 from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Arrival, Listening
-from rallypoint.server.loops.loop import Callback, Loop
+from rallypoint.server.loops.loop import SLICE, Callback, Loop, Sliced
 from rallypoint.server.machine.addresses import is_within_machine
 from rallypoint.server.reporting.events import Events, RelayEvents
 from rallypoint.server.reporting.process_names import ProcessNames
@@ -45,7 +45,6 @@ TICK_SECONDS = 1.0
 """How often handshakes are checked against their deadline, a paused accept is tried again, and clients are
 looked for that have gone unnoticed."""
 
-_SLICE: Final = 0.001
 _SNAPSHOT_PAUSE: Final = 0.01
 
 
@@ -99,7 +98,7 @@ class Pump(Generic[ClientT]):
         """What new clients come through; None: everybody comes in."""
         self._delivering = False
         self._holding = False
-        self._is_going_on = False
+        self._rest = Sliced(loop, self._go_on)
         self._leaving: deque[Link[ClientT]] = deque()  # of clients that have ended, and are owed nothing
         self._closed = False
         self._set_clock()
@@ -295,7 +294,7 @@ class Pump(Generic[ClientT]):
         elif work is Work.LIGHTEN:
             self._lighten()
         elif work is Work.REST:
-            self._go_on_later()
+            self._rest.go_on()
         elif work is Work.FLUSH:
             # Not before all that is ready to be read has been read: what that brings goes along.
             self.loop.later(0, self._flush)
@@ -303,7 +302,9 @@ class Pump(Generic[ClientT]):
     def _close_client(self, close: Close[Any]) -> None:
         link = self._links.get(close.client)
         if link is not None and close.at_once:
-            self.note_error(link.client, close.error.message)
+            link.client.why = why = close.error.message
+            self.loop.warn_of_memory("closed %s: %s", link.client.peer, why)
+            self.core.note_error(link.client.peer, why)
             self.drop(link)
         elif link is not None and not link.ending:
             self.refuse(link, close.error)
@@ -312,7 +313,7 @@ class Pump(Generic[ClientT]):
         """Go on with snapshots for a moment; the rest is for the next turns."""
         if self._closed:
             return
-        end = time.monotonic() + _SLICE
+        end = time.monotonic() + SLICE
         step: LookStep | Client = LookStep.MORE
         while step is not LookStep.DONE and step is not LookStep.IDLE and time.monotonic() < end:
             step = self.core.looks.step()
@@ -322,24 +323,16 @@ class Pump(Generic[ClientT]):
             self.loop.later(_SNAPSHOT_PAUSE if step is LookStep.IDLE else 0, self._make_snapshots)
         self.deliver()
 
-    def _go_on_later(self) -> None:
-        if not self._is_going_on:
-            self._is_going_on = True
-            self.loop.later(0, self._go_on)
-
-    def _go_on(self) -> None:
-        """Go on with what the core has left to do; the rest is for the next turns."""
-        self._is_going_on = False
-        if not self._closed:
-            end, has_more = time.monotonic() + _SLICE, True
-            while has_more and time.monotonic() < end:
-                if self._leaving:
-                    self.drop(self._leaving.popleft())
-                else:
-                    has_more = self.core.go_on()
-            if has_more:
-                self._go_on_later()
-            self.deliver()
+    def _go_on(self) -> bool:
+        """Do a little of what no client waits for: return whether there is more."""
+        if self._closed:
+            return False
+        if self._leaving:
+            self.drop(self._leaving.popleft())
+            return True
+        has_more = self.core.go_on()
+        self.deliver()
+        return has_more
 
     def _lighten(self) -> None:
         """More is held than the limit held_bytes."""
@@ -417,7 +410,7 @@ class Pump(Generic[ClientT]):
         """Close, but not before all is sent, or the time for that is over."""
         link.flush()
         is_owed = link.unsent is not None or link.client.is_owed
-        is_late = time.monotonic() > self.loop.turn.now + _SLICE
+        is_late = time.monotonic() > self.loop.turn.now + SLICE
         if link.client not in self._links or not (is_owed or is_late):
             self.drop(link)
         elif not link.ending:
@@ -429,7 +422,7 @@ class Pump(Generic[ClientT]):
                 self.deliver()
             else:  # very many leave at once, and others need not wait for that
                 self._leaving.append(link)
-                self._go_on_later()
+                self._rest.go_on()
 
     def refuse(self, link: Link[ClientT], error: ProtocolError) -> None:
         """Close because of a violation, but first send the replies to the requests before it."""

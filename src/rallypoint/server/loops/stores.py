@@ -60,7 +60,6 @@ class StorePump(Pump[Connection]):
         super().__init__(loop, core, listeners, events)
         self._named: dict[bytes, _NamedPump] = {}
         self._tell_names()
-        self._is_lightening = False
 
     def drop_together(self) -> None:
         for pump in self._named.values():
@@ -86,11 +85,9 @@ class StorePump(Pump[Connection]):
             if pump.is_idle:
                 self._drop_store(name)
         self.core.clients.elsewhere = self.connections - super().connections
-        self._lighten_all()
 
     def _lighten_all(self) -> None:
         """What all stores hold together is bounded as what one holds: the heaviest client gives way."""
-        self._is_lightening = False
         before = math.inf
         while not self._closed and self.core.budget.is_over and self.core.held < before:
             before = self.core.held
@@ -100,9 +97,7 @@ class StorePump(Pump[Connection]):
 
     def _lighten(self) -> None:
         """Not at once: a pump that has work delivered closes nobody until that is done."""
-        if not self._is_lightening:
-            self._is_lightening = True
-            self.loop.later(0, self._lighten_all)
+        self.loop.later(0, self._lighten_all)
 
     # Names
 

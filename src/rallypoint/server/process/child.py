@@ -77,7 +77,7 @@ def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.sock
         hold(Secret(order["secret"], "the order") if order["secret"] else None)
         loop, warning = make_loop(Choice(order["backend"]))
         pump = build(order, loop, listeners)
-        pump.door = door_for(listeners)
+        pump.door = door_for(pump.loop, listeners)
     except RallypointError as error:
         host.answer({"error": str(error)})
         sys.exit(1)

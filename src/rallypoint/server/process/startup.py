@@ -33,6 +33,7 @@ _TELL_SECONDS = 1.1  # a little later than the second in which lines were left o
 
 if TYPE_CHECKING:
     from rallypoint.server.loops.guarded import Door
+    from rallypoint.server.loops.loop import Loop
 
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
@@ -181,7 +182,7 @@ def limits_of_environment() -> Limits:
         raise UsageError(f"the variable {LIMITS_VARIABLE}: {error.message}", hint=error.hint) from None
 
 
-def door_for(listeners: Iterable[socket.socket]) -> Door | None:
+def door_for(loop: Loop, listeners: Iterable[socket.socket]) -> Door | None:
     """What clients of these sockets come through, if this process has a secret.
 
     UsageError if there can be no certificate, which TLS needs.
@@ -192,7 +193,7 @@ def door_for(listeners: Iterable[socket.socket]) -> Door | None:
         return None
     from rallypoint.server.loops.guarded import Door  # late: few servers have a secret
 
-    return Door(secret)
+    return Door(secret, loop)
 
 
 def _raise_file_limit() -> None:

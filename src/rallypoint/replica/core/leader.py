@@ -15,8 +15,8 @@ The driver
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import LimitError
 from rallypoint.replica.core.callers import Caller
@@ -242,28 +242,18 @@ class LeaderCore(Front[Caller]):
     def held(self) -> int:
         return super().held + sum(core.held for core in self.replica.stores.values())
 
-    def lighten(self) -> None:
-        """Close the client, or end the session, that holds the most, if all together hold too much."""
-        self.budget.is_reported = False
-        limit, held = self.limits.held_bytes, self.held
-        if held <= limit:
+    def _holders(self) -> Iterator[tuple[int, Any]]:
+        yield from ((self._weight_of(each), each) for each in self.clients)
+        for name, core in self.replica.stores.items():
+            yield from ((core.held_behind(each), (name, each)) for each in core.sessions)
+
+    def _end_holder(self, holder: Any, error: LimitError) -> None:
+        if isinstance(holder, Caller):
+            super()._end_holder(holder, error)
             return
-        why = f"all clients hold {held:,} bytes, and it holds the most; the limit held_bytes is {limit:,}"
-        sessions = [
-            (name, core, each) for name, core in self.replica.stores.items() for each in core.sessions
-        ]
-        heaviest = max(sessions, key=lambda each: each[1].held_behind(each[2]), default=None)
-        client = max(self.clients, key=self._weight_of, default=None)
-        if heaviest is not None and (
-            client is None or heaviest[1].held_behind(heaviest[2]) > self._weight_of(client)
-        ):
-            name, _, session = heaviest
-            self.note_error(session.peer, why)
-            self._log(
-                Entry(Kind.END_SESSION, 0, name.encode(errors="surrogateescape") + b"\0" + session.token)
-            )
-        elif client is not None:
-            self.outbox.others.append(Close(client, LimitError(why), at_once=True))
+        name, session = holder
+        self.note_error(session.peer, error.message)
+        self._log(Entry(Kind.END_SESSION, 0, name.encode(errors="surrogateescape") + b"\0" + session.token))
 
     def _weight_of(self, caller: Caller) -> int:
         found = self.replica.client(caller.id)

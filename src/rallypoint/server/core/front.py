@@ -20,8 +20,8 @@ Nothing else goes in or comes out. So the same calls, with the same times, give 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError
@@ -119,28 +119,31 @@ class Front(ABC, Generic[ClientT]):
     @property
     def most_held(self) -> int:
         """Bytes that are held for the client or session that holds the most."""
-        return max(*map(self.held_by, self.clients), *map(self.held_behind, self.sessions), 0, 0)
+        return max((held for held, _ in self._holders()), default=0)
 
     def lighten(self) -> None:
         """Close the client, or end the session, that holds the most, if all together hold too much."""
         self.budget.is_reported = False
-        if not self.budget.is_over:
-            return
-        client = max(self.clients, key=self.held_by, default=None)
-        session = max(self.sessions, key=self.held_behind, default=None)
-        why = (
-            f"all clients hold {self.held:,} bytes, and it holds the most; "
-            f"the limit held_bytes is {self.budget.limit:,}"
-        )
-        if session is not None and (client is None or self.held_behind(session) > self.held_by(client)):
-            connection = session.connection
-            self.sessions.end(session)
-            if connection is not None:
-                self.outbox.others.append(Close(connection, LimitError(why), at_once=True))
-            else:
-                self.note_error(session.peer, why)
-        elif client is not None:
-            self.outbox.others.append(Close(client, LimitError(why), at_once=True))
+        held, limit = self.held, self.budget.limit
+        heaviest = max(self._holders(), key=lambda each: each[0], default=None)
+        if heaviest is not None and held > limit and not self.budget.ending:
+            why = f"all clients hold {held:,} bytes, and it holds the most; the limit held_bytes is {limit:,}"
+            self._end_holder(heaviest[1], LimitError(why))
+
+    def _holders(self) -> Iterator[tuple[int, Any]]:
+        """What is held for each client and each session."""
+        yield from ((self.held_by(each), each) for each in self.clients)
+        yield from ((self.held_behind(each), each) for each in self.sessions)
+
+    def _end_holder(self, holder: Any, error: LimitError) -> None:
+        client = holder
+        if isinstance(holder, Session):
+            client = holder.connection
+            self.sessions.end(holder)
+            if client is None:
+                self.note_error(holder.peer, error.message)
+        if client is not None:
+            self.outbox.others.append(Close(client, error, at_once=True))
 
     @property
     def held(self) -> int:

@@ -16,7 +16,7 @@ from typing import Final
 from rallypoint.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.errors import AccessError, ConnectionLostError, UsageError
 from rallypoint.server.loops.backend import parse_switch
-from rallypoint.server.machine.addresses import Address, is_local
+from rallypoint.server.machine.addresses import Address, has_left, is_local
 from rallypoint.server.machine.socket_owner import SocketTable
 from rallypoint.server.machine.users import local_user_name, user_number
 from rallypoint.wire.limits import Limits
@@ -26,8 +26,6 @@ from rallypoint.wire.whole import Nature, Scanner
 _GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
 _GREETING_BYTES: Final = 2_048
 """More than a greeting has."""
-_CLOSE: Final = 7
-_CLOSE_WAIT: Final = 8
 
 
 def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
@@ -87,7 +85,7 @@ class ClientGuard:
         if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_left_without_asking(sock)):
             return
         if isinstance(owner, NoUser):
-            if _has_left(sock):
+            if has_left(sock):
                 raise AccessError("it has left already, and what it asked was not carried out")
             raise AccessError(
                 "the system does not tell which user it is: it hides its end of the connection",
@@ -176,13 +174,6 @@ def _has_left_without_asking(sock: socket.SocketType) -> bool:
     except OSError:  # it has reset the connection
         pass
     return _GREETINGS.look(said).nature is not Nature.OTHER
-
-
-def _has_left(sock: socket.SocketType) -> bool:
-    """Whether a client has closed its end, or has reset the connection; Linux tells."""
-    if sys.platform != "linux":
-        return False
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in (_CLOSE, _CLOSE_WAIT)
 
 
 def _describe(user: int) -> str:

@@ -19,6 +19,7 @@ from typing import Final, Generic
 from rallypoint.server.core.clients import ClientT
 from rallypoint.server.loops.link import Link
 from rallypoint.server.loops.loop import Callback, Loop, Sliced
+from rallypoint.server.machine.addresses import has_left
 
 _MEMORY: Final = 5.0
 """For how many seconds a client is served here that has asked for much."""
@@ -94,7 +95,7 @@ class Backlog(Generic[ClientT]):
                 before, since = self._unread.get(link, (-1, now))
                 if unread != before:
                     self._unread[link] = unread, now
-                elif now - since >= seconds and link.has_ended:
+                elif now - since >= seconds and has_left(link.sock):
                     found.append(link)
         return found
 

@@ -249,18 +249,6 @@ class Link(Generic[ClientT]):
         else:
             self.sock.close()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the client has said that it sends nothing more, behind what is not read yet, as far as the
-        system tells."""
-        if sys.platform != "linux":  # what others call TCP_INFO looks different
-            return False
-        try:
-            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        except OSError:
-            return False
-        return info[:1] == bytes([_CLOSE_WAIT])
-
     def count_bytes(self) -> None:
         """Note the bytes received and sent, as Linux counts them; nothing elsewhere."""
         if sys.platform != "linux":

@@ -1,12 +1,14 @@
-"""What the addresses of a connection tell: whether it stays within this machine."""
+"""Whether a connection stays within this machine, and whether its peer has left."""
 
 from __future__ import annotations
 
 import socket
-from typing import Any
+import sys
+from typing import Any, Final
 
 Address = Any
 """As `getsockname` gives it: a tuple of two or of four."""
+_ENDED: Final = (b"\x07", b"\x08")  # CLOSE and CLOSE_WAIT
 
 
 def plain_host(address: Address) -> str:
@@ -31,3 +33,13 @@ def is_local(sock: socket.SocketType) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     return host == "::1" or host.startswith("127.")
+
+
+def has_left(sock: socket.SocketType) -> bool:
+    """Whether the peer has closed its end, behind what is not read yet, or has reset the connection."""
+    if sys.platform != "linux":  # what others call TCP_INFO looks different
+        return False
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in _ENDED
+    except OSError:
+        return False

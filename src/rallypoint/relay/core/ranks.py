@@ -356,14 +356,11 @@ class Rank(Client):
         self._waits_held = 0
 
     def leave(self) -> Rest:
-        """It will ask for nothing more, but still takes the replies to what it has asked.
-
-        What is returned is to be carried out: it takes back what the client waits for, a slice at a time.
-        """
+        """It will ask for nothing more, but still takes the replies to what it has asked."""
         self._is_ending = True  # at once: its last reply may come before the first slice
-        return self._end_all_waits()
+        return self._leave_in_slices()
 
-    def _end_all_waits(self) -> Rest:
+    def _leave_in_slices(self) -> Rest:
         while len(self._waits) > SLICE:
             self._end_waits(list(islice(self._waits, SLICE)))
             self._requests.be_due()

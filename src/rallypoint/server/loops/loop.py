@@ -131,8 +131,12 @@ class Sliced:
 
     def _do_slice(self) -> None:
         self._is_due = False
-        end = monotonic() + SLICE
-        while self._step():
-            if monotonic() > end:
+        end, has_more = monotonic() + SLICE, True
+        try:
+            while has_more:
+                has_more = self._step()
+                if monotonic() > end:
+                    break
+        finally:  # also when memory has run out
+            if has_more:
                 self.go_on()
-                return

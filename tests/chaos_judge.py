@@ -251,8 +251,11 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
         ),
         # Its agent leaves in good order, and the other machine waits for another one in vain.
         "kill launcher": ("", rf"{missing}|lost before: machine rank \d on node-{here}"),
-        "kill agent": (rf"torchrun's agent {who}\) has ended by signal SIGKILL", missing),
-        "kill rank": (rf"rank {rank} \(process {job.parts.get(fault.victim)}\) ended by SIGKILL", missing),
+        "kill agent": (
+            rf"torchrun's agent {who}\) has ended by signal SIGKILL",
+            rf"torchrun's agent on .*node-{here} .*has ended by signal SIGKILL",
+        ),
+        "kill rank": (rf"rank {rank} {who}\) ended by SIGKILL",) * 2,
         "stop store": (job.store, job.store),
         "stop relay": (job.store, missing),
         "stop rank": (missing, missing),

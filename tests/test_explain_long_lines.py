@@ -76,7 +76,7 @@ def test_a_long_line_in_parts_is_explained_soon(line: str) -> None:
     """
 
     def work(length: int) -> None:
-        known = "1 of 2 machines came within 5 s: node-a"
+        known = "1 of 2 machines connected within 5 s: node-a"
         parts = "\r".join([line[: length - len(known) - 1] + " " + known] * LINES)
         explain([Log("log", [b"Traceback (most recent call last):\n", parts.encode(), b"\n"])])
 

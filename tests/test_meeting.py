@@ -457,7 +457,7 @@ def test_who_came_and_who_is_missing_is_said(hall: Hall) -> None:
         coming.result()
     assert isinstance(caught.value, StoreTimeoutError)
     message = caught.value.message
-    assert message.startswith("2 of 4 machines came within 60 s: ")
+    assert message.startswith("2 of 4 machines connected within 60 s: ")
     assert "machine rank 0 on host-a (process 100)" in message
     assert "machine rank 2 on host-b (process 101)" in message
     assert message.endswith("; missing: machine rank 1, 3")
@@ -469,7 +469,7 @@ def test_machines_without_ranks_are_missed_without_names(hall: Hall) -> None:
     machine = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
     with pytest.raises(JoinTimeoutError) as caught:
         machine.enter()
-    assert caught.value.message == "1 of 2 machines came within 0 s: host-a (process 100)"
+    assert caught.value.message == "1 of 2 machines connected within 0 s: host-a (process 100)"
 
 
 def test_who_waits_for_a_rank_that_is_taken_is_said(hall: Hall) -> None:
@@ -485,7 +485,8 @@ def test_who_waits_for_a_rank_that_is_taken_is_said(hall: Hall) -> None:
     with pytest.raises(JoinTimeoutError) as caught:
         coming.result()
     assert caught.value.message == (
-        "1 of 2 machines came within 60 s: machine rank 0 on host-a (process 100); missing: machine rank 1; "
+        "1 of 2 machines connected within 60 s: machine rank 0 on host-a (process 100); "
+        "missing: machine rank 1; "
         "waiting for a rank that is taken: machine rank 0 on host-a (process 101)"
     )
 

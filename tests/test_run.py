@@ -502,7 +502,7 @@ def test_a_machine_that_never_comes_is_told(tmp_path: Path) -> None:
     options = ("--nnodes=2", "--node-rank=0", f"--rdzv-endpoint=localhost:{free_port()}", "--join-timeout=2")
     done = _run(*options, "train.py", folder=tmp_path)
     assert done.returncode == 1
-    assert "1 of 2 machines came within 2 s" in done.stderr
+    assert "1 of 2 machines connected within 2 s" in done.stderr
     assert "missing: machine rank 1" in done.stderr
     assert "Traceback" not in done.stderr
 

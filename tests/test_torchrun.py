@@ -200,7 +200,7 @@ def test_a_machine_that_never_comes_is_missed_by_name() -> None:
             handler.next_rendezvous()
     finally:
         handler.shutdown()
-    assert "1 of 2 machines came within 0.5 s" in str(caught.value)
+    assert "1 of 2 machines connected within 0.5 s" in str(caught.value)
     assert "missing: machine rank 1" in str(caught.value)
     assert socket.gethostname() in str(caught.value)
 

@@ -26,7 +26,6 @@ from rallypoint.text import LONGEST_SENTENCE, excerpt, printable
 
 _REPORT: Final = "rallypoint-report-"
 _KEPT_SECONDS: Final = 7 * 24 * 3600
-_FOLLOWED: Final = "; it followed from something that no rank has reported"
 
 
 def explain_failure(
@@ -56,19 +55,13 @@ def last_words(found: Explanation, report: str, headline: str = "") -> list[str]
     assert verdict is not None  # explain_failure sees to that
     who = describe_writers(verdict.incident)
     what = excerpt(verdict.incident.title, LONGEST_SENTENCE)
-    followed = _FOLLOWED if is_consequence(found) else ""
     cause = "the error above" if what in headline else f"{f'{who}: ' if who else ''}{what}"
     lines = [
-        f"cause ({verdict.sure}): {cause}{followed}",
+        f"cause ({verdict.sure}): {cause}",
         f"do first: {_action(found)}",
         *([f"whole report: {report}"] if report else []),
     ]
     return [printable(line) for line in lines]
-
-
-def is_consequence(found: Explanation) -> bool:
-    """Whether what was found must have followed from something else."""
-    return found.verdict is not None and found.verdict.incident.role != "cause"
 
 
 def _is_about(blame: FailureSummary, verdict: Verdict | None) -> bool:

@@ -55,9 +55,9 @@ class FailureSummary:
         """The lines of the traceback, without the exception, which the headline has."""
         if self.cause is None:
             return []
-        if self.cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
-            return self.cause.message.splitlines()
         message = self.cause.message.strip().splitlines()
+        if self.cause.who.rank < 0:  # the launcher's own traceback would only show torchrun's insides
+            return message[1:]
         end = f"{self.cause.kind}: {message[0]}" if message else self.cause.kind
         lines = self.cause.traceback.splitlines()
         return [line for line in lines if not line.endswith(end[:LONGEST_SENTENCE])]

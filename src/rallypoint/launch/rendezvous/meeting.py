@@ -444,9 +444,9 @@ class Meeting:
         # The only reason to wait for an open round is a rank that another machine has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
         return JoinTimeoutError(
-            f"{len(roster.present)} of {self.size.least} machines came within {self.times.join:g} s: "
+            f"{len(roster.present)} of {self.size.least} machines connected within {self.times.join:g} s: "
             f"{_list(roster.present)}{named}{lost}{rivals}{self._rivals}",
-            hint="look at the launcher's log on the machines that did not come: same endpoint, same id, "
+            hint="look at the launcher's log on the machines that did not connect: same endpoint, same id, "
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
         )
 

@@ -180,7 +180,7 @@ class Stage:
             kept = len(read._kept) + sum(map(len, read._blobs if read._form is not None else ()))
             if read._atom == parser._HANDSHAKE:
                 kept = 0  # less than a VALIDATE
-            said = client.held - client._unread - len(client.told.text)
+            said = client._unserved
             assert kept <= said <= most, f"{said} for {kept} bytes"
 
     def _make_snapshots(self) -> None:

@@ -507,6 +507,9 @@ class Rank(Client):
         assert all(reply.is_queued for reply in self._replies)
         for wait in self._waits:
             assert wait.slot is not None or wait in self._requests.combiner.parked
+        held = sum(_WAIT_BYTES + size_of(wait.keys) for wait in self._waits)
+        held += sum(_WAIT_BYTES + size_of([key]) for key, _ in self._arrivals)
+        assert self._is_ending or self._waits_held == held
 
 
 _OWN: Final = {

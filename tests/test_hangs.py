@@ -209,7 +209,7 @@ def test_a_rank_that_waits_for_a_key_is_waiting_and_the_one_that_is_to_write_it_
         running.await_text("see `rallypoint stacks")
         log = running.log()
     assert re.search(
-        r"1 of 2 ranks waits in store wait for `default_pg/0//go` .*; rank 0 on \S+ is elsewhere:\n", log
+        r"1 of 2 ranks waits in store\.wait\(\) for `default_pg/0//go` .*; rank 0 on \S+ is elsewhere:\n", log
     )
     assert "prepare (slow.py:" in log
 

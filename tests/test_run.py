@@ -62,7 +62,8 @@ def test_a_script_runs_on_as_many_ranks_as_the_file_says(environ: dict[str, str]
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("arguments ['--lr', '0.1', '--nnodes']") == 2
     assert done.stdout.count("done ") == 2
-    assert re.search(r"^rallypoint: 2 of 2 ranks have joined after \d+\.\d s$", done.stderr, re.MULTILINE)
+    joined = r"^rallypoint: 2 of 2 ranks have joined after \d+\.\d s; see `rallypoint status \S+:\d+`$"
+    assert re.search(joined, done.stderr, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -235,7 +236,8 @@ def test_ctrl_c_while_ranks_join_ends_the_job_at_once_and_names_the_missing(
     after = text.partition("^C")[2]
     assert "in init_process_group" not in after
     assert "Logging error" not in after
-    assert re.search(r"[\r\n]rallypoint: 1 of 2 ranks have joined; missing: 1 on \S+\r\n$", after), text
+    interrupted = r"[\r\n]rallypoint: interrupted: 1 of 2 ranks have joined; missing: 1 on \S+\r\n$"
+    assert re.search(interrupted, after), text
     assert not re.search(r"\d s[^\r\n]*W\d{4} ", after), "the live line is cleared before torchrun prints"
 
 
@@ -355,7 +357,9 @@ def test_a_job_that_is_ended_while_ranks_are_missing_names_them(tmp_path: Path) 
         until(lambda: "missing: 1 on" in _roll(tmp_path), "rank 1 is missed", _SECONDS)
         agent.send_signal(signal.SIGTERM)
         assert running.wait() == [-signal.SIGTERM]
-        assert re.search(r"^rallypoint: 1 of 2 ranks have joined; missing: 1 on \S+$", running.log(), re.M)
+        assert re.search(
+            r"^rallypoint: interrupted: 1 of 2 ranks have joined; missing: 1 on \S+$", running.log(), re.M
+        )
 
 
 def _roll(folder: Path) -> str:

@@ -275,7 +275,7 @@ class TestStalls:
         sleeping = RankActivity(0, 100, LOADING, 252.0, facts=ProcessFacts("sleeps", "sleep()"))
         work = put_together([machine("a", sleeping, polling)], {1: "go"})
         assert summary_lines(work) == [
-            "1 of 2 ranks waits in store wait for `go` (train.py:33), for 4 min 12 s; rank 0 on a is "
+            "1 of 2 ranks waits in store.wait() for `go` (train.py:33), for 4 min 12 s; rank 0 on a is "
             "elsewhere:",
             "  load_batch (data.py:88) <- train (train.py:33), for 4 min 12 s: sleep()",
         ]

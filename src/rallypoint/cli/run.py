@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,7 +178,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
             deliver = to_agent(str(folder), heard)
             ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
-    if is_agent and ended.code < 0:
+    if is_agent and ended.code < 0 and ended.code != -signal.SIGINT:  # after Ctrl-C, it has given up itself
         from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
 
         give_up_for_agent(folder, f"by signal {signal_name(-ended.code)}")
@@ -282,17 +283,16 @@ class _JoinLine:
         """Show how many ranks have joined; False when all have. The agent reports that of later attempts."""
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
-        is_long = roll.store and seconds > _FIRST_REMARK
-        advice = f"; see `rallypoint status {shown(roll.store)}`" if is_long else ""
+        advice = f"; see `rallypoint status {shown(roll.store)}`" if roll.store else ""
         is_later = self._found.attempt() > 0
         if roll.complete or is_later:
             self.clear()
             if not is_later:
-                self._write(f"rallypoint: {roll.text} after {seconds:.1f} s\n")
+                self._write(f"rallypoint: {roll.text} after {seconds:.1f} s{advice}\n")
             return False
         if self._live and (roll.expected or self._from_start):
-            waiting = shown(self._found.waiting(), LONGEST_SENTENCE)
-            self._redraw(f"rallypoint: {waiting or roll.text}, {seconds:.0f} s{advice}")
+            waiting = shown(self._found.waiting(), LONGEST_SENTENCE)  # with the time that is left
+            self._redraw(f"rallypoint: {waiting or f'{roll.text}, {seconds:.0f} s{advice}'}")
         elif roll.expected and seconds > self._remark_after:
             while self._remark_after < seconds:  # the ranks may only be known after a long start
                 self._remark_after *= 2
@@ -309,7 +309,8 @@ class _JoinLine:
         self.clear()
 
     def _redraw(self, text: str) -> None:
-        text = text[: shutil.get_terminal_size().columns - 1]  # or it could not be drawn over
+        columns = shutil.get_terminal_size().columns - 1  # or it could not be drawn over
+        text = text if len(text) <= columns else text[: columns - 3] + "..."
         if text != self._shown:
             self._write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
             self._shown = text
@@ -326,10 +327,11 @@ class _JoinLine:
 def _tell_missing(found: Reports) -> None:
     """Print what a job that was told to end had waited for: machines, or ranks if some had joined."""
     roll = found.roll()
-    if waiting := found.waiting():
-        print(f"rallypoint: {shown(waiting, LONGEST_SENTENCE)}", file=sys.stderr)
-    elif roll.joined and not roll.complete:
-        print(f"rallypoint: {roll.text}", file=sys.stderr)
+    waiting = shown(found.waiting(), LONGEST_SENTENCE)
+    if not waiting and roll.joined and not roll.complete:
+        waiting = roll.text
+    if waiting:
+        print(f"rallypoint: interrupted: {waiting}", file=sys.stderr)
 
 
 def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:

@@ -38,6 +38,8 @@ def explain_failure(
     """
     if blame.follows or (blame.cause is None and blame.exit is None):
         return None  # a server or an agent, or something that nobody has reported: all that is known followed
+    if blame.cause is not None and blame.cause.who.rank < 0 and "\nhint: " in blame.cause.message:
+        return None  # an error of Rallypoint's says itself what to do
     told = {each.who.rank for each in failures}
     silent = [path for path in files if told_by_name(path)[0] not in told]
     everything = [*map(log_of_failure, failures), *_of_exit(blame.exit), *map(open_log, silent)]

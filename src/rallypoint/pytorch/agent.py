@@ -116,6 +116,17 @@ def leave_signals_to_ranks() -> None:
             signal.signal(getattr(signal, name), lambda *_: None)
 
 
+def be_interrupted_once() -> None:
+    """Let one Ctrl-C end this process before it has ranks: another one would only interrupt its end."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def be_told_once() -> None:
     """Have torchrun end its ranks at the first signal to end, and give them their time whatever follows.
 
@@ -135,6 +146,8 @@ def _once(handler: Callable[[int, FrameType | None], None]) -> Callable[[int, Fr
         told.append(time.monotonic())
         if len(told) == 1:
             erase_live_line()  # torchrun prints something now
+            if number == signal.SIGINT:
+                os.write(2, b"rallypoint: the ranks have 30 s to end; another Ctrl-C kills them\n")
             handler(number, frame)
         elif number == signal.SIGINT and told[-1] - told[0] > _SAME_CTRL_C_SECONDS:
             _kill_ranks()
@@ -181,6 +194,7 @@ def settle_ranks(arguments: Sequence[str]) -> list[str]:
 def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
     leave_signals_to_ranks()
+    be_interrupted_once()
     end_with_launcher()  # before torch is imported, which takes seconds
     import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry

@@ -170,7 +170,7 @@ def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str]
     """
     keys = set((awaited or {}).values())
     owing = {owing_rank(key) for key in keys}
-    store_wait = f"store wait for `{shown(min(keys))}`" if len(keys) == 1 else "store wait"
+    store_wait = f"store.wait() for `{shown(min(keys))}`" if len(keys) == 1 else "store.wait()"
     seen: set[int] = set()
     groups: dict[tuple[Hashable, str, bool], Group] = {}
     world_size = 0

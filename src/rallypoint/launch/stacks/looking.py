@@ -174,8 +174,15 @@ class Looker:
         # A thread that waits for the GIL is woken all the time.
         wakes = -1 if known.lock_holder else known.process.wakes
         stack = (*known.lock_holder, *known.stack)
-        known.movement.note(now, stack, wakes, known.step, computes=known.facts.computes)
+        computes = known.facts.computes or self._has_busy_child(known, now)
+        known.movement.note(now, stack, wakes, known.step, computes=computes)
         known.children = ()
+
+    def _has_busy_child(self, known: _Known, now: float) -> bool:
+        """Whether a rank that has long been at one place has a process that computes for it."""
+        if known.movement.same_seconds(now) < self.pace.family_after:
+            return False
+        return any(look_at(pid).state == "R" for pid in children_of(known.source.pid)[:_MOST_CHILDREN])
 
     def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
         """Its stack is that of its exception; what it does now is to end."""

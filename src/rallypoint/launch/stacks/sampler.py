@@ -60,6 +60,7 @@ class Sampler:
         self._channel: StoreChannel | None = None
         self._say = say
         self._said = ""
+        self._may_be_over = False
         self._is_alarmed = False
         self._is_gathered = False
         self._has_announced = False
@@ -197,10 +198,16 @@ class Sampler:
             self._tell(channel.announced(), says=has_first)
 
     def _tell(self, text: str, *, says: bool) -> None:
-        """Keep it for the report of a failure. Say it once, and once that it is over."""
+        """Keep it for the report of a failure. Say it once, and once that it is over: that takes a second
+        look, as ranks that are being ended move as well.
+        """
         if text == self._said or self._stopped.is_set():
+            self._may_be_over = False
             return
-        self._said = text
+        if not text and not self._may_be_over:
+            self._may_be_over = True
+            return
+        self._said, self._may_be_over = text, False
         reports.report_stall(self._folder, text)
         lines = text.splitlines() if text else ["the ranks go on"]
         if text and self._channel is not None:

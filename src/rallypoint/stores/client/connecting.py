@@ -53,7 +53,7 @@ _HINTS = {
     SILENT: "something listens there, but gives no answer: a store that is stopped, or that may open no "
     "more files, or whose engine is away (its log says so), or no store at all: check the port",
     errno.ECONNREFUSED: "nothing listens there: is the process that holds the store up, on this port? "
-    "(A standby of a store on an engine does not listen.)",
+    "(Of a replicated store, only the leader listens.)",
     errno.ECONNRESET: "it closes the connection at once, and its log says why: on this machine, a store "
     "takes no other users than its own and root, unless it is told to (--allow-user)",
     errno.ETIMEDOUT: "no answer at all: a firewall, or an address that leads nowhere",

@@ -64,6 +64,10 @@ class Movement:
         """It has made progress: besides what `note` finds, it has moved much data."""
         self._since = self._arrived = now
 
+    def restate(self, stack: tuple[Frame, ...]) -> None:
+        """Its place as another tool describes it, which is no progress."""
+        self._stack = stack
+
     def still_seconds(self, now: float) -> float:
         """For how long it has not moved."""
         return now - self._since

@@ -198,6 +198,7 @@ class Looker:
             known.is_seen = True
             if stack := look_into(known.source.pid):
                 known.stack, known.seen = stack, now
+                known.movement.restate((*known.lock_holder, *stack))
         is_still = known.movement.still_seconds(now) >= after and not fold(known.stack).waits
         if is_still and not is_brief and known.process.state not in STOPPED:
             known.children = self._children(known.source)

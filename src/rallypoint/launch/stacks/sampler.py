@@ -127,6 +127,7 @@ class Sampler:
         """The next look comes when the time of a rank is over that stands still, and not a while later."""
         pace = self._looker.pace
         left = [most - each.still_seconds for each in machine.ranks for most in (pace.waiting, pace.stall)]
+        left += [pace.stall - each.idle_seconds for each in machine.ranks if each.idle_seconds >= 0]
         return min([pace.every, *(each + _CLOSER_SECONDS for each in left if each > 0)])
 
     def _leave_channel(self) -> None:
@@ -178,7 +179,7 @@ class Sampler:
         is_stalled = self._is_alarmed or self._is_urgent(machine)
         has_first = any(each.rank == 0 for each in machine.ranks)
         if self._channel is None:
-            self._channel = self._connect(is_stalled)
+            self._channel = self._connect(is_stalled or own.is_stalled(stall))
         channel = self._channel
         if channel is None:
             is_stalled = is_stalled or own.is_stalled(stall)

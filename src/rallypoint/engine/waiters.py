@@ -212,7 +212,7 @@ class Waiters(Generic[Member]):
 
     @property
     def first_since(self) -> list[float]:
-        """Since when the member that came first has waited, if there is one."""
+        """Since when the member that has waited longest waits; empty if none does."""
         return [
             wait.since for member in islice(self.by_member, 1) for wait in islice(self._waits_of(member), 1)
         ]

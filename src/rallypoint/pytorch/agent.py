@@ -156,7 +156,7 @@ def _once(handler: Callable[[int, FrameType | None], None]) -> Callable[[int, Fr
 
 
 def report_ends_of_attempts() -> None:
-    """Report how ranks have ended at the end of each attempt, before the agent meets the others again.
+    """Report how ranks have ended at the end of each attempt, before the agent joins the next rendezvous.
 
     torchrun tells that only of the last one, when it is too late to tell other machines. And only torchrun
     knows how many restarts are left.

@@ -39,7 +39,7 @@ class Bequest:
 
 
 def give_up_for_agent(folder: Path, how: str) -> None:
-    """Say how the agent has ended whose reports are in this folder; nothing, if it has left no word."""
+    """Report how the agent of this folder has ended. Does nothing if it had not joined a rendezvous."""
     try:
         left = from_text(Bequest, (folder / _FILE).read_text(encoding="utf-8"))
         with TCPStore(left.host, left.port, timeout=_SECONDS, role=Role.AGENT) as store:

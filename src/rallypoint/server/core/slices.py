@@ -62,7 +62,7 @@ class Worker:
         return self.go_on()
 
     def go_on(self) -> bytes | None:
-        """The next slice; returns the reply behind the last one, and before that a piece of it, or None."""
+        """Carry out the next slice: the reply after the last one; before that, a piece of it or None."""
         slices, self._slices = self._slices, None
         assert slices is not None, "there is a request under way"
         try:

@@ -48,7 +48,7 @@ class Door:
         return GuardedLink(pump, sock, client, self, is_here=is_here)
 
     def begin(self, link: GuardedLink[Any]) -> Channel:
-        """The channel for a new handshake. Too many of them: the oldest of the busiest address is closed."""
+        """The channel for a new handshake. Of too many, the oldest of the busiest address is closed."""
         of_address = self._under_way.setdefault(link.address, {})
         if len(of_address) >= _MOST_OF_ONE_ADDRESS:
             next(iter(of_address)).give_way()
@@ -116,7 +116,7 @@ class GuardedLink(Link[ClientT]):
         self._pump.read_on(self)
 
     def give_way(self) -> None:
-        """Others want to shake hands, and this client is the one that has taken longest."""
+        """Close this client: too many handshakes are incomplete, and its own is the oldest."""
         self._pump.note_error(self.client, "its TLS handshake was the oldest of too many that are incomplete")
         self._pump.drop(self)
 

@@ -69,7 +69,7 @@ class Loop(ABC):
         self._quiet_until = now + _QUIET_SECONDS
 
     def restore(self) -> None:
-        """Now and then: have a reserve again."""
+        """Allocate the reserve again, if there is memory for it; to be called now and then."""
         if not self._reserve:
             try:
                 self._reserve = bytes(_RESERVE_BYTES)

@@ -276,11 +276,14 @@ class _JoinLine:
         """Whether to show the line before the first rank has come; a command may never have ranks."""
         self._began = time.monotonic()
         self._live = sys.stderr.isatty()
+        self._is_over = False
         self._shown = ""
         self._remark_after = _FIRST_REMARK
 
     def look(self) -> bool:
         """Show how many ranks have joined; False when all have. The agent reports that of later attempts."""
+        if self._is_over:
+            return False
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         advice = f"; see `rallypoint status {shown(roll.store)}`" if roll.store else ""
@@ -305,7 +308,7 @@ class _JoinLine:
 
     def stop(self) -> None:
         """Clear the line for good: the job was told to end, and others print something now."""
-        self._live = False
+        self._is_over = True
         self.clear()
 
     def _redraw(self, text: str) -> None:
@@ -353,7 +356,7 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
     if lines:
         print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)
     if blame is not None and blame.hint:
-        print(f"\nhint: {blame.hint}", file=sys.stderr)
+        print(f"\nhint: {printable(blame.hint)}", file=sys.stderr)
     return blame
 
 

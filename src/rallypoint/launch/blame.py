@@ -60,7 +60,7 @@ class FailureSummary:
             return message[1:]
         end = f"{self.cause.kind}: {message[0]}" if message else self.cause.kind
         lines = self.cause.traceback.splitlines()
-        return [line for line in lines if not line.endswith(end[:LONGEST_SENTENCE])]
+        return [line for line in lines if line[:1] == " " or not line.endswith(end[:LONGEST_SENTENCE])]
 
     def brief(self) -> FailureSummary:
         """The part that is sent to other machines: its length is bounded."""
@@ -94,7 +94,7 @@ def find_blame(
 def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:
     """What this machine, whose clock is ahead of the keeper's, tells the others of its first failure."""
     brief = first.brief()
-    return Ending(brief.headline, brief.time - clock_ahead, brief.follows, to_text(brief))
+    return Ending(brief.headline, first.time - clock_ahead, first.follows, to_text(brief))
 
 
 def of_ending(ending: Ending) -> FailureSummary:

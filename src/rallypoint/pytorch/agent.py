@@ -117,11 +117,16 @@ def leave_signals_to_ranks() -> None:
 
 
 def be_interrupted_once() -> None:
-    """Let one Ctrl-C end this process before it has ranks: another one would only interrupt its end."""
+    """Let one Ctrl-C end this process before it has ranks: it is sent by the terminal and by the launcher.
 
-    def interrupt(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    Another one, a second later, interrupts what it still does at its end.
+    """
+    taken: list[float] = []
+
+    def interrupt(*_: object) -> None:
+        taken.append(time.monotonic())
+        if len(taken) == 1 or taken[-1] - taken[0] > _SAME_CTRL_C_SECONDS:
+            raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)

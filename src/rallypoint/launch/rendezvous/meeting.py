@@ -47,6 +47,7 @@ logger = logging.getLogger("rallypoint.meeting")
 _LOOKS_SELDOM = 10  # times as seldom as the scribe, all others look
 _PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
 _NAMES_TOLD = 16  # of connected machines
+_STATES_PER_SECOND = 100  # of all machines together that wait
 _LOOK_SECONDS = 1.0  # between looks at what nobody has taken in
 
 
@@ -323,7 +324,9 @@ class Meeting:
         digest = self._come(ending)
         patience = _Patience(self._clock)
         patience.note(digest)
-        with Waiting(lambda: self._state(patience), at_start=is_first):
+        # All machines ask the machine with the store: of very many, each more seldom.
+        update = self.size.most / _STATES_PER_SECOND
+        with Waiting(lambda: self._state(patience), at_start=is_first, update_seconds=update):
             return self._await_answer(digest, patience, before)
 
     def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None) -> Seat:

@@ -24,6 +24,7 @@ from rallypoint.text import LONGEST_SENTENCE, shown
 logger = logging.getLogger("rallypoint.meeting")
 
 _UPDATE_SECONDS = 2.0
+"""Between two states that are written down for the launcher, unless they take others' time."""
 _START_SECONDS = 9.0  # importing torch may take longer; then the first line comes after a second
 
 _CONNECTING = {
@@ -55,11 +56,14 @@ def connecting_state(attempts: Sequence[Attempts], seconds_left: float) -> str:
 class Waiting:
     """A block that waits; `describe` says what for. Errors of Rallypoint say so themselves."""
 
-    def __init__(self, describe: Callable[[], str], *, at_start: bool = True) -> None:
+    def __init__(
+        self, describe: Callable[[], str], *, at_start: bool = True, update_seconds: float = _UPDATE_SECONDS
+    ) -> None:
         """`at_start`: whether this process has been silent since it began."""
         age = time.time() - psutil.Process().create_time() if at_start else 0.0
         self._began = time.monotonic() - min(max(age, 0.0), _START_SECONDS)
         self._describe = describe
+        self._update_seconds = max(update_seconds, _UPDATE_SECONDS)
         self._state = "waiting"
         self._has_launcher = reports.folder_of(os.environ) is not None
         self._stopped = threading.Event()
@@ -79,7 +83,7 @@ class Waiting:
     def _run(self) -> None:
         reported = ""
         due = next_report(self._elapsed)
-        while not self._stopped.wait(min(_UPDATE_SECONDS, max(due - self._elapsed, 0.0))):
+        while not self._stopped.wait(min(self._update_seconds, max(due - self._elapsed, 0.0))):
             is_due = self._elapsed >= due
             if is_due:
                 due = next_report(self._elapsed)

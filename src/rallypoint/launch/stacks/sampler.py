@@ -131,7 +131,7 @@ class Sampler:
         return min([pace.every, *(each + _CLOSER_SECONDS for each in left if each > 0)])
 
     def _leave_channel(self) -> None:
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._has_announced = self._channel, None, False
         if channel is not None:
             channel.close()
 

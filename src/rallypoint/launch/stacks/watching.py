@@ -113,14 +113,15 @@ def _channel(found: reports.Reports, is_stalled: bool) -> StoreChannel | None:
     if not store:
         return None
     place = parse_endpoint(store)
+    server = None
     try:
-        look(*place, Question(), Deadline(_PROBE_SECONDS))
-        return StoreChannel(place, StoreView(place))
-    except NotOursError:
-        if not is_stalled:
-            return None
-        server = host_server("localhost", 0)
-        place = Endpoint(*server.address)
+        try:
+            look(*place, Question(), Deadline(_PROBE_SECONDS))
+        except NotOursError:
+            if not is_stalled:
+                return None
+            server = host_server("localhost", 0)
+            place = Endpoint(*server.address)
         return StoreChannel(place, StoreView(place), server)
     except RallypointError:
         return None

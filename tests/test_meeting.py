@@ -496,7 +496,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], str]]:
     """What describes the state of each machine that waits; no thread prints it."""
     found: dict[str, Callable[[], str]] = {}
 
-    def waiting(describe: Callable[[], str], *, at_start: bool) -> nullcontext[None]:
+    def waiting(describe: Callable[[], str], *, at_start: bool, update_seconds: float) -> nullcontext[None]:
         assert at_start or found
         found[chr(ord("a") + len(found))] = describe
         return nullcontext()

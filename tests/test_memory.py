@@ -179,6 +179,31 @@ def test_a_long_reply_to_multi_get_is_whole() -> None:
     assert got == b"".join(map(blob, values))
 
 
+def test_a_long_reply_is_whole_wherever_its_request_is_cut() -> None:
+    """With another request behind it, as a client that does not wait for answers sends it."""
+    value, get, next_get = bytes(range(256)) * 4096, request(Op.GET, b"long"), request(Op.GET, b"short")
+    for cut in range(1, len(get)):
+        core = Core()
+        client = core.open("somebody")
+        client.receive(VALIDATE + request(Op.SET, b"long", value) + request(Op.SET, b"short", b"x"))
+        replies = client.receive(get[:cut]) + client.receive(get[cut:] + next_get)
+        while client.has_rest:
+            replies += client.receive(b"")
+        assert replies == blob(value) + blob(b"x"), f"cut behind {cut} bytes"
+
+
+def test_readers_of_a_value_that_is_replaced_share_its_charge() -> None:
+    size = 4 * MIB
+    core = Core(Limits(held_bytes=64 * MIB))
+    writer = core.open("writer")
+    writer.receive(VALIDATE + request(Op.SET, b"key", bytes(size)))
+    for _ in range(12):
+        core.open("reader").receive(VALIDATE + request(Op.GET, b"key"))
+    writer.receive(request(Op.SET, b"key", b"short"))
+    core.end_second()
+    assert size // 2 < core.held <= size
+
+
 def test_values_that_are_replaced_while_they_are_sent_are_charged() -> None:
     core = Core(Limits(held_bytes=4 * MIB))
     writer, *readers = [core.open(f"client {number}") for number in range(6)]

@@ -349,8 +349,8 @@ class RequestParser(Generic[HandlerT]):
                 replies.append(answer)
                 if len(answer) >= _LARGE_REPLY:
                     steps -= len(answer) // STEP_BYTES
-                if others > steps and position < end:
-                    self._stop(data[position:], is_unfinished=False)
+                if self._is_unfinished or (others > steps and position < end):
+                    self._stop(data[position:], is_unfinished=self._is_unfinished)
                     break
             elif answer is None:
                 self._stop(data[position:], is_unfinished=True)

@@ -118,7 +118,8 @@ def ask(
         silent = _ask_turn(list(turn.values()), signals[0], seconds, dumps)
         for second in signals[1:]:
             held = _with_lock_held(silent, dumps)
-            _ask_turn([each for each, _ in held], second, seconds, dumps)
+            able = [each for each, _ in held if mask_of(each.pid, each.helper).caught & 1 << (second - 1)]
+            _ask_turn(able, second, seconds, dumps)  # it would end a process that does not handle it any more
             for each, tasks in held:
                 if each.pid in dumps:
                     dumps[each.pid] = _with_holder(dumps[each.pid], each, tasks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import allocate_lock, start_new_thread  # now: gevent replaces them later
 
 if False:  # typing would cost more than all the rest
     from collections.abc import Callable
@@ -161,11 +162,9 @@ def _answer_after_fork() -> None:
 
 def _start_helper(signals: list[int]) -> None:
     """Start the helper thread, and wait until it has its name: the script may close all files at once."""
-    import _thread
-
-    ready = _thread.allocate_lock()
+    ready = allocate_lock()
     ready.acquire()
-    _thread.start_new_thread(_help, (signals, ready.release))
+    start_new_thread(_help, (signals, ready.release))
     ready.acquire()
 
 
@@ -195,7 +194,6 @@ def _answer_by_event(path: str) -> None:
     global _answers
     if sys.platform != "win32":
         return
-    import _thread
     import ctypes
 
     try:
@@ -213,7 +211,7 @@ def _answer_by_event(path: str) -> None:
 
     if event:
         _answers = _Answers(file, path, [])
-        _thread.start_new_thread(answer, ())
+        start_new_thread(answer, ())
 
 
 def _rename(answers: _Answers, path: str) -> None:

@@ -188,7 +188,14 @@ class Sessions:
             if session.peer.startswith(WORKER):
                 self._keep_counters(session)
             session.give_up()
-            self._do(one_after_the_other(suspending, self._carrier.forget(session)))
+            self._do(self._end(suspending, session))
+
+    def _end(self, suspending: Rest, session: Session) -> Rest:
+        """Take back all that a session waits for. Until that is done, nobody else gives way for it."""
+        budget = self._context.budget
+        budget.ending += 1
+        yield from one_after_the_other(suspending, self._carrier.forget(session))
+        budget.ending -= 1
 
     def _keep_counters(self, worker: Session) -> None:
         """A worker has ended: nobody else knows what it had counted, and counters must not go down."""

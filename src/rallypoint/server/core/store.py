@@ -5,6 +5,7 @@ Both loops and the tests drive this same object; `front` says how.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -238,6 +239,8 @@ class Connection(Client):
         if woken:
             wake(woken, self, self._journal)
         self._journal.gave_up(self)
+        if self._engine.is_untidy:
+            self._core.outbox.others.append(Work.REST)
         return WAIT_CANCELED
 
     def look(self, question: bytes) -> bytes:
@@ -370,12 +373,19 @@ class Core(Front[Connection]):
         self._sending[client] = keys, values
 
     def _count_replaced(self) -> None:
-        """Charge clients for the values that they are being sent and that are no longer stored."""
+        """Charge clients for the values that they are being sent and that are no longer stored.
+
+        Clients that are sent the same value share its charge.
+        """
         get, before = self.engine.get, sum(self._replaced.values())
         self._sending = {each: sent for each, sent in self._sending.items() if each.is_unfinished}
-        self._replaced = {
-            each: sum([len(value) for key, value in zip(*sent, strict=True) if get(key) is not value])
+        gone = {
+            each: [value for key, value in zip(*sent, strict=True) if get(key) is not value]
             for each, sent in self._sending.items()
+        }
+        readers = Counter([id(value) for values in gone.values() for value in values])
+        self._replaced = {
+            each: sum([len(value) // readers[id(value)] for value in values]) for each, values in gone.items()
         }
         self._sending_bytes = 0
         self.clients.count_held(sum(self._replaced.values()) - before)

@@ -22,6 +22,8 @@ from rallypoint.wire.sessions import Status, end_of_wait, parse_arrive, unpack_p
 class Requester(RequestHandler, Member, Protocol):
     """In whose name the store does what a relay asks."""
 
+    def read_no_more(self) -> None: ...
+
     def swap(self, key: bytes, expected: bytes, desired: bytes, /) -> tuple[bytes, bytes | bytearray]: ...
 
 
@@ -50,7 +52,7 @@ class Ticket:
 class StoreCarrier:
     """Carries out the requests of all sessions of one server."""
 
-    __slots__ = ("_budget", "_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
+    __slots__ = ("_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
 
     def __init__(
         self,
@@ -63,7 +65,6 @@ class StoreCarrier:
         self._engine = engine
         self._turn = context.turn
         self._journal = context.journal
-        self._budget = context.budget
         self._make_requester = make_requester
         self._requesters: dict[Session, Requester] = {}
 
@@ -113,15 +114,15 @@ class StoreCarrier:
                 self._wake(self._engine.resume(ticket), session)
 
     def forget(self, session: Session) -> Rest:
-        self._budget.ending += 1
         for ticket in session.notes_in_slices():
             if ticket is None:
                 yield
             else:
                 del session.notes[ticket.tag]
                 self._wake(self._engine.withdraw(ticket), session)
-        self._budget.ending -= 1
-        self._requesters.pop(session, None)
+        requester = self._requesters.pop(session, None)
+        if requester is not None:
+            requester.read_no_more()  # it may be in the middle of a long reply
 
     def tell(self, ticket: Ticket) -> None:
         """The key that a ticket waited for is there, or some of its arrivals are released."""

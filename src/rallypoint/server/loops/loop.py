@@ -126,8 +126,8 @@ class Sliced:
     def go_on(self) -> None:
         """There is something to do: begin behind all that is ready now."""
         if not self._is_due:
-            self._is_due = True
             self._loop.later(0, self._do_slice)
+            self._is_due = True  # only now: there may be no memory for that
 
     def _do_slice(self) -> None:
         self._is_due = False

@@ -88,6 +88,7 @@ class StorePump(Pump[Connection]):
 
     def _lighten_all(self) -> None:
         """What all stores hold together is bounded as what one holds: the heaviest client gives way."""
+        self.core.budget.is_reported = False
         before = math.inf
         while not self._closed and self.core.budget.is_over and self.core.held < before:
             before = self.core.held
@@ -148,7 +149,10 @@ class StorePump(Pump[Connection]):
         self._drop_store(max(unused, key=lambda name: self._named[name].idle_ticks))
 
     def _drop_store(self, name: bytes) -> None:
-        self._named.pop(name).close()
+        pump = self._named.pop(name)
+        while pump.core.go_on():  # what sessions that have ended still hold is credited
+            pass
+        pump.close()
         self._tell_names()
 
     def _tell_names(self) -> None:

@@ -122,14 +122,18 @@ class Launcher:
 
 
 class Warnings(logging.Handler):
-    """What meetings warn of: a launcher was given up, or the store has not answered. Neither is to be."""
+    """What meetings warn of: a launcher was given up, or the store has not answered. Neither is to be.
+
+    A launcher may wait for others: that is reported by `waiting`, and no fault.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        if record.module != "waiting":
+            self.texts.append(record.getMessage())
 
 
 class Launchers:

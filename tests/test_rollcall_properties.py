@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -158,4 +159,5 @@ def test_many_ranks_are_judged_in_no_more_time_for_each_than_few(
     roll, many = judged(make(8_192))
     assert (roll.expected, roll.joined) == (expected, 8_192 - 85)
     assert (len(roll.missing), roll.unknown) == (missing, unknown)
-    assert many < 8 * 4 * few
+    tick = 1 / 64 if sys.platform == "win32" else 0.0  # of its clock: few ranks may take less
+    assert many < 8 * 4 * max(few, tick)

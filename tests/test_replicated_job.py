@@ -23,6 +23,7 @@ from rallypoint.launch.rendezvous.digest import Digest
 from rallypoint.relay.hosting import host_relay
 from rallypoint.replica.engines.opening import open_log
 from rallypoint.replica.log import Log
+from rallypoint.server.guard import secret as guard
 from rallypoint.server.guard.secret import SECRET_VARIABLE, make_secret
 from rallypoint.stores.tcp import TCPStore
 from raw import until
@@ -122,7 +123,8 @@ def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1")
 
 @pytest.fixture
 def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For jobs on several machines, which should have one."""
+    """For jobs on several machines, which should have one. An earlier test may have left another one."""
+    monkeypatch.setattr(guard, "_held", [])
     monkeypatch.setenv(SECRET_VARIABLE, make_secret())
 
 

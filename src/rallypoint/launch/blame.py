@@ -98,7 +98,7 @@ def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:
 
 
 def of_ending(ending: Ending) -> FailureSummary:
-    """The failure that a machine has told of."""
+    """The first failure that a machine has reported."""
     # Of a machine that was lost, another one has told, in one line.
     return read_summary(ending.detail) if ending.detail else FailureSummary(ending.text, ending.time)
 

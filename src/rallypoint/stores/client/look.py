@@ -22,7 +22,7 @@ from rallypoint.wire.opcodes import READY, Op
 from rallypoint.wire.sessions import ASK
 
 MEETING: Final = "/meeting"
-"""Ends the name of the store in which the machines of a job meet, if it is beside others."""
+"""The suffix of the store that holds the rendezvous of a job, where a server has several stores."""
 _NAMES_TOLD: Final = 20
 
 

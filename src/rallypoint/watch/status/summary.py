@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 
 
 def first_line(roll: Roll, work: Work) -> str:
-    """The headline, behind what holds up a job whose ranks are all here."""
+    """The headline; if all ranks are here and the job stalls, first what holds it up."""
     why = standstill(work) if not (roll.trouble or roll.missing or roll.unseen) else ""
     stalled = f"no progress for {duration(work.idle_seconds)}: {why}; " if why else ""
     return stalled + headline(roll)

@@ -304,7 +304,7 @@ def _stack(trace: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def _await_look(who: RankIdentity) -> None:
-    """Have this process end only after a look at all ranks, if its launcher takes one: see `stacks.alarms`.
+    """Have this process end only after a look at all ranks, if its launcher takes one: see `Looker.alarm`.
 
     It waits after its error has been printed. Whoever ends it meanwhile loses nothing.
     """

@@ -49,19 +49,14 @@ def ask_recorders(ranks: Iterable[int], environ: Mapping[str, str]) -> dict[int,
 
 
 def _ask(rank: int, environ: Mapping[str, str]) -> bool:
-    stem = environ.get(PIPES, "")
+    if not (stem := environ.get(PIPES)):
+        return False
     try:
-        pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK) if stem else -1
+        pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        with open(pipe, "wb", buffering=0) as file:
+            file.write(b"1\n")
     except OSError:  # there is none, or nobody reads it
         return False
-    if pipe < 0:
-        return False
-    try:
-        os.write(pipe, b"1\n")
-    except OSError:
-        return False
-    finally:
-        os.close(pipe)
     return True
 
 

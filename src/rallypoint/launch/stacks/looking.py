@@ -6,6 +6,7 @@ does not answer any more.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from rallypoint.stacks.folding import fold
 from rallypoint.stacks.frames import Dump, Frame, Stack
 from rallypoint.stacks.movement import Movement
 from rallypoint.stacks.pace import Pace
+from rallypoint.text import named_ranks
 
 _MOST_CHILDREN: Final = 16
 _HOOKS: Final = "rallypoint_hooks.py"
@@ -94,6 +96,8 @@ class Looker:
         self._reports = reports.Reports(folder)
         self._known: dict[int, _Known] = {}
         self._joined = 0
+        self._ending: list[str] = []
+        """The files of ranks that wait for a look before they end."""
         self.pace = Pace(stall_seconds)
 
     def look(self, *, is_brief: bool = False) -> MachineActivity:
@@ -127,6 +131,30 @@ class Looker:
     def _failed(self) -> dict[int, Stack]:
         """Where processes have failed: they are about to end, and their stacks are gone."""
         return {each.who.pid: each.stack for each in self._reports.failures()}
+
+    def alarm(self) -> str | None:
+        """Why to look now; None if there is no reason. Empty if ranks end only because another one does.
+
+        Ranks whose time-out has struck, and those that have lost their connection to one of these, wait for
+        the look, two seconds at most: when the first of them ends, torchrun ends all others.
+        """
+        try:
+            self._ending = [name for name in os.listdir(self._folder) if name.startswith(reports.ENDING)]
+        except OSError:
+            self._ending = []
+        if not self._ending:
+            return None
+        pids = {int(name.rpartition("-")[2]) for name in self._ending}
+        failures = (each for each in self._reports.failures() if each.who.pid in pids)
+        ranks = sorted({each.who.rank for each in failures if each.is_timeout})
+        return f"a time-out has struck {named_ranks(ranks)}" if ranks else ""
+
+    def let_end(self) -> None:
+        """Let the ranks end that the last alarm was about."""
+        for name in self._ending:
+            with suppress(OSError):
+                (self._folder / name).unlink()
+        self._ending = []
 
     def learn(self) -> None:
         """Take up the time-outs of ranks that have joined since then: the next look may be an earlier one."""

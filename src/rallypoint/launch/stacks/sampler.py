@@ -18,7 +18,6 @@ from typing import Final
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.stacks.alarms import Alarms
 from rallypoint.launch.stacks.channel import StoreChannel
 from rallypoint.launch.stacks.flight import ask_recorders
 from rallypoint.launch.stacks.gpus import gpus_of
@@ -55,7 +54,6 @@ class Sampler:
         self._environ = environ
         self._folder = folder
         self._looker = Looker(folder, signals, stall_seconds)
-        self._alarms = Alarms(folder)
         self._connect = connect
         self._channel: StoreChannel | None = None
         self._say = say
@@ -88,15 +86,15 @@ class Sampler:
                 logger.warning("what the ranks do is not looked at any more", exc_info=True)
                 return
             finally:
-                self._alarms.answer()
+                self._looker.let_end()
 
     def _pause(self, seconds: float) -> str | None:
         """Wait for the next look; why it comes earlier, if it does."""
         end = time.monotonic() + seconds
         while not self._stopped.wait(min(max(end - time.monotonic(), 0.0), _ALARM_SECONDS)):
-            alarm = self._alarms.heard()
+            alarm = self._looker.alarm()
             if alarm is not None and not self._stopped.wait(_SETTLING_SECONDS):
-                return self._alarms.heard() or alarm
+                return self._looker.alarm() or alarm
             self._looker.learn()
             end = min(end, time.monotonic() + self._looker.pace.every)
             if time.monotonic() >= end:

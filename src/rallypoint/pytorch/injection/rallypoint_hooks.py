@@ -80,7 +80,6 @@ def on_failure(report: Callable[[type[BaseException], BaseException, TracebackTy
     sys.excepthook = hook
 
 
-_HIGH_FILE = 100
 _MOST_THREADS = 100
 """As many as `faulthandler` writes, the youngest first."""
 _HELPER = "rallypoint"
@@ -125,7 +124,7 @@ def answer_for_stacks(folder: str, rank: int, signals: list[int]) -> None:
         return  # the program uses one of them for itself
     draft = path.replace(".txt", ".draft")
     try:
-        file = _open_high(draft)
+        file = _open(draft)
     except OSError:  # the folder is of another machine, or gone
         return
     _answers = _Answers(file, path, signals)
@@ -224,17 +223,8 @@ def _rename(answers: _Answers, path: str) -> None:
         answers.path = path
 
 
-def _open_high(path: str) -> int:
-    """Programs that close files which they do not know begin with the low numbers."""
-    import fcntl
-
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH_FILE)
-    except OSError:  # it may have few files only
-        return file
-    os.close(file)
-    return high
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def _write_stacks(*_: object) -> None:
@@ -245,7 +235,7 @@ def _write_stacks(*_: object) -> None:
         if _answers is None:
             return
         if sys.platform != "win32" and not _is_open(_answers):
-            _answers.file = _open_high(_answers.path)
+            _answers.file = _open(_answers.path)
             for number in _answers.signals[1:]:
                 _register(number, _answers.file)
         if len(sys._current_frames()) <= _MOST_THREADS:

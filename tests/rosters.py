@@ -11,8 +11,8 @@ def join(roster: Roster, member: Member, size: Size) -> Roster:
     """Raises the error with which the machine is refused."""
     line = Line(come=member, least=size.least, most=size.most)
     after, refused = roster.take_in([line], size)
-    for each in refused:
-        raise each.error
+    for error in refused.values():
+        raise error
     return after
 
 

@@ -79,7 +79,7 @@ def with_settings(roster: Roster, member: Member, **settings: str) -> tuple[Rost
     """The roster after a machine with these settings has come to a job of two, and who is refused why."""
     line = Line(come=member, least=2, most=2, settings=tuple(settings.items()))
     after, refused = roster.take_in([line], TWO)
-    return read_value(Roster, to_text(after)), {each.member.id: str(each.error) for each in refused}
+    return read_value(Roster, to_text(after)), {each.id: str(error) for each, error in refused.items()}
 
 
 MISMATCH = (

@@ -97,14 +97,8 @@ def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:
     return Ending(brief.headline, first.time - clock_ahead, first.follows, to_text(brief))
 
 
-def of_ending(ending: Ending) -> FailureSummary:
-    """The first failure that a machine has reported."""
-    # Of a machine that was lost, another one has told, in one line.
-    return read_summary(ending.detail) if ending.detail else FailureSummary(ending.text, ending.time)
-
-
 def read_summary(text: str) -> FailureSummary:
-    """A failure as its machine has sent it; what is none is taken for its headline."""
+    """A failure as its machine has sent it; of a machine that was lost, another one sends a line of text."""
     try:
         return from_text(FailureSummary, text)
     except ValueError:

@@ -41,7 +41,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
-from rallypoint.launch.blame import find_blame, of_ending, to_ending
+from rallypoint.launch.blame import find_blame, read_summary, to_ending
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
@@ -230,8 +230,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         else:
             self._ask(lambda: self._meeting.leave(first, "the job has ended"), None)
             if first is not None:
-                of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None)
-                reports.report_first(of_ending(of_all or first))
+                of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None) or first
+                reports.report_first(read_summary(of_all.detail or of_all.text))
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True

@@ -34,7 +34,7 @@ from rallypoint.launch.rendezvous.digest import (
 from rallypoint.launch.rendezvous.roster import (
     Line,
     Member,
-    Refusal,
+    Refusals,
     Roster,
     Size,
     read_lines,
@@ -256,11 +256,11 @@ class Register:
         self._tell(before, after, refused)
         return True
 
-    def _with_lines(self, before: Roster) -> tuple[Roster, tuple[Refusal, ...]]:
+    def _with_lines(self, before: Roster) -> tuple[Roster, Refusals]:
         """The roster with all lines taken in; a line is counted after it has been written."""
         number = self._store.add(_LINES, 0)
         if number <= before.folded:
-            return before, ()
+            return before, {}
         late = self._read(_desk_key(before.desk - 1))[before.read_before :]
         lines = self._read(_desk_key(before.desk))[before.read :]
         read, read_before = before.read + len(lines), before.read_before + len(late)
@@ -287,10 +287,10 @@ class Register:
             self._store.delete_key(key)
         return is_written
 
-    def _tell(self, before: Roster, after: Roster, refused: tuple[Refusal, ...]) -> None:
+    def _tell(self, before: Roster, after: Roster, refused: Refusals) -> None:
         """Tell the machines that wait for a change, each at its own key."""
         seats = dict(calls(before, after, time.time()))
-        seats |= {each.member: seat_of_refused(each.error) for each in refused}
+        seats |= {each: seat_of_refused(error) for each, error in refused.items()}
         texts = {_seat_key(each): to_text(seat, sparse=True) for each, seat in seats.items()}
         if end := end_of(before, after):
             texts[_end_key(before.round)] = to_text(end, sparse=True)

@@ -123,12 +123,8 @@ class Sick:
         return f"{shown(self.host)} (process {self.pid}) is not fit: {shown(self.reason, LONGEST_SENTENCE)}"
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A machine that may not join, and why."""
-
-    member: Member
-    error: RallypointError
+Refusals = dict[Member, RallypointError]
+"""Machines that may not join, and why."""
 
 
 @dataclass(frozen=True)
@@ -200,11 +196,6 @@ class Roster:
         """The machine that starts the round's store: one that the endpoint names, else rank 0."""
         return next((each for each in self.members if each.keeps), self.members[0] if self.members else None)
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the round has a store, or its keeper is there to start it."""
-        return bool(self.store) or self.keeper in self.present
-
     def wants_restart(self, size: Size) -> bool:
         """Whether the members of a complete round should start again: one is lost, or another may come in."""
         wanted = bool(self.lost) or (bool(self.waiting) and len(self.present) < size.most)
@@ -212,12 +203,12 @@ class Roster:
 
     # Rules
 
-    def take_in(self, lines: Sequence[Line], size: Size) -> tuple[Roster, tuple[Refusal, ...]]:
+    def take_in(self, lines: Sequence[Line], size: Size) -> tuple[Roster, Refusals]:
         """Do what machines have asked for, in its order; who may not join is refused."""
         hall = _Hall(self, size)
         for line in lines:
             hall.take_in(line)
-        return hall.settled(), tuple(hall.refused)
+        return hall.settled(), hall.refused
 
     def at_next_desk(self) -> Roster:
         """The same, but machines are to write at another desk from now on."""
@@ -344,7 +335,7 @@ class _Hall:
         self._ranked: dict[int, dict[str, Member]] = {}
         self._told_size = (roster.least, roster.most, roster.spares)
         self._settings = roster.settings
-        self.refused: list[Refusal] = []
+        self.refused: Refusals = {}
         for each in roster.everybody:
             self._note_rank(each)
 
@@ -380,7 +371,7 @@ class _Hall:
             self._refuse_unfinished(error)
         error = error or self._rank_error(member)
         if error is not None:
-            self.refused.append(Refusal(member, error))
+            self.refused[member] = error
             return
         if not (self._present or self._waiting):
             self._settings = line.settings
@@ -426,8 +417,8 @@ class _Hall:
         """Refuse all machines of a job that has not run yet. One that runs is not ended by a newcomer."""
         if not (self._roster.complete or self._roster.has_run):
             everybody = (*self._present.values(), *self._waiting.values())
-            self.refused += [Refusal(each, error) for each in everybody]
             for each in everybody:
+                self.refused[each] = error
                 self._remove(each, None)
 
     def _rank_error(self, member: Member) -> UsageError | None:

@@ -52,10 +52,6 @@ class Placement:
         """What the processes of the job are given as TAKEN_VARIABLE."""
         return self.run_id.value if self.run_id else self.scheduler.name
 
-    def source(self, told: Told[T]) -> str:
-        """Where a value comes from, in words."""
-        return f"{self.scheduler.name} ({told.variable})"
-
 
 def find_placement(variables: Mapping[str, str], read_file: Callable[[str], str]) -> Placement | None:
     """What the scheduler tells; None if none has started this process, or if its launcher knows it already.

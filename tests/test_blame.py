@@ -33,10 +33,11 @@ def test_nobody_is_blamed_for_nothing() -> None:
 
 
 def test_the_first_failure_is_the_cause() -> None:
-    blame = find_blame([_failure(2, 1.0, "a"), _failure(0, 2.0, "b")], [])
+    failures = [_failure(2, 1.0, "a"), _failure(0, 2.0, "b")]
+    blame = find_blame(failures, [])
     assert blame is not None
     assert blame.headline == "rank 2 (process 102 on node-a) failed first: RuntimeError: a"
-    assert blame.followers == ("rank 0 (process 100 on node-a): RuntimeError",)
+    assert blame.followers(failures) == ["rank 0 (process 100 on node-a): RuntimeError"]
     assert blame.cause is not None
     assert blame.cause.message == "a"
 
@@ -48,7 +49,7 @@ def test_a_store_that_died_is_the_cause_of_lost_connections_and_of_what_came_lat
         blame = find_blame(failures, [], [lost])
         assert blame is not None
         assert blame.headline == "the job's store (process 7 on node-a) has ended by signal SIGKILL"
-        assert len(blame.followers) == len(failures)
+        assert len(blame.followers(failures)) == len(failures)
         assert "memory" in blame.hint
     blame = find_blame([_failure(1, 1.0, "bad"), followed], [], [lost])
     assert blame is not None
@@ -94,12 +95,13 @@ def test_the_cause_is_told_from_what_followed() -> None:
 )
 def test_a_rank_that_died_without_a_word_is_the_cause(code: int, how: str) -> None:
     exits = [_exit(1, 1.0, code), _exit(0, 3.0, 1), _exit(2, 3.0, -signal.SIGTERM)]
-    blame = find_blame([_failure(0, 2.0, _CLOSED)], exits)
+    failures = [_failure(0, 2.0, _CLOSED)]
+    blame = find_blame(failures, exits)
     assert blame is not None
     assert blame.headline.startswith("rank 1 ")
     assert how in blame.headline
     assert blame.hint
-    assert blame.followers == ("rank 0 (process 100 on node-a): RuntimeError",)
+    assert blame.followers(failures) == ["rank 0 (process 100 on node-a): RuntimeError"]
 
 
 KNOWN = [

@@ -19,6 +19,7 @@ from rallypoint.server.loops.loop import Loop
 from rallypoint.server.loops.pump import Pump
 from rallypoint.server.machine.addresses import is_loopback
 from rallypoint.server.process.binding import addresses_for, listen
+from rallypoint.server.process.startup import door_for
 from rallypoint.stores.client.connecting import format_address
 
 logger = logging.getLogger("rallypoint.server")
@@ -71,7 +72,9 @@ def check_safety(host: str) -> None:
         )
 
 
-def tell_door(pump: Pump[Any]) -> None:
+def open_door(pump: Pump[Any], listeners: Sequence[socket.socket]) -> None:
+    """Let other machines in, if the job has a secret that they can prove."""
+    pump.door = door_for(pump.loop, listeners)
     if pump.door is not None:
         logger.info("other machines speak TLS, and prove the job's secret")
 

@@ -14,10 +14,10 @@ from rallypoint.cli.foreground import (
     host_option,
     listen_safely,
     logger,
+    open_door,
     open_loop,
     port_option,
     set_access,
-    tell_door,
 )
 from rallypoint.launch.endpoint import parse_places
 from rallypoint.relay.finding import find_upstream
@@ -25,7 +25,7 @@ from rallypoint.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.relay.passing import make_relay
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.process.binding import describe
-from rallypoint.server.process.startup import door_for, limits_of_environment, settle_in
+from rallypoint.server.process.startup import limits_of_environment, settle_in
 from rallypoint.text import shown
 
 
@@ -75,8 +75,7 @@ def relay(
     listeners = listen_safely(host, port)
     loop = open_loop(backend)
     pump = make_relay(loop, place, listeners, limits)
-    pump.door = door_for(pump.loop, listeners)
-    tell_door(pump)
+    open_door(pump, listeners)
     named = f"the store named {shown(name)} at " if name else ""
     logger.info("listening on %s, for %s%s", describe(listeners), named, place.name)
     pump.serve(announce(host, listeners, loop))

@@ -343,15 +343,14 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(roll.text)
-    failures, first = found.failures(), found.first(FailureSummary)
-    blame = first.with_followers(failures) if first is not None else None
-    blame = blame or find_blame(failures, found.exits(), [*found.lost(), *lost])
+    failures = found.failures()
+    blame = found.first(FailureSummary) or find_blame(failures, found.exits(), [*found.lost(), *lost])
     if blame is not None:
         lines.append(printable(blame.headline))
         lines += [f"  {shown(line, LONGEST_SENTENCE)}" for line in blame.frames()[-_TRACEBACK_LINES:]]
-        if blame.followers:
+        if followers := blame.followers(failures):
             lines.append("what followed from that:")
-            lines += [f"  {printable(each)}" for each in blame.followers[:8]]
+            lines += [f"  {printable(each)}" for each in followers[:8]]
     lines += _last_seen(found, blame)
     if lines:
         print("\nrallypoint: " + "\n".join(lines), file=sys.stderr)

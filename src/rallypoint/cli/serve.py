@@ -18,10 +18,10 @@ from rallypoint.cli.foreground import (
     host_option,
     listen_safely,
     logger,
+    open_door,
     open_loop,
     port_option,
     set_access,
-    tell_door,
 )
 from rallypoint.errors import UsageError
 from rallypoint.relay.head import auto_workers, make_server, parse_workers
@@ -29,7 +29,7 @@ from rallypoint.server.core.store import Core
 from rallypoint.server.guard.secret import take_secret
 from rallypoint.server.loops.pump import about_this_process
 from rallypoint.server.process.binding import describe, is_everywhere, reachable_at, reserve
-from rallypoint.server.process.startup import EVENTS_VARIABLE, door_for, limits_of_environment, settle_in
+from rallypoint.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
 from rallypoint.server.reporting.events import Events
 from rallypoint.stores.client.connecting import format_address
 from rallypoint.wire.limits import Limits
@@ -125,8 +125,7 @@ def serve(
     with ExitStack() as stack:
         _show_page(web, listeners, stack)
         pump = make_server(loop, core, listeners, log, count)
-        pump.door = door_for(pump.loop, listeners)
-        tell_door(pump)
+        open_door(pump, listeners)
         pump.serve(announce(host, listeners, loop))
 
 
@@ -144,12 +143,7 @@ def _serve_on_engine(
 ) -> None:
     """Stand by, and lead when nobody else does."""
     from rallypoint.replica.engines.opening import open_log  # late: most servers have no engine
-    from rallypoint.replica.leading import LeaderPump
     from rallypoint.replica.node import Node
-
-    def prepare(pump: LeaderPump) -> None:
-        pump.door = door_for(pump.loop, pump.sockets)
-        tell_door(pump)
 
     check_safety(host)
     log = open_log(engine, acks=acks)
@@ -159,5 +153,12 @@ def _serve_on_engine(
     place = format_address(name, sockets[0].getsockname()[1])
     with ExitStack() as stack:
         _show_page(web, sockets, stack)
-        node = Node(log, limits, place, sockets, lambda: open_loop(backend), prepare)
+        node = Node(
+            log,
+            limits,
+            place,
+            sockets,
+            lambda: open_loop(backend),
+            lambda pump: open_door(pump, pump.sockets),
+        )
         node.run(lambda: print(f"rallypoint: standing by at {place} ({log.name})", flush=True))

@@ -22,11 +22,10 @@ _LINES_SENT, _FRAMES_SENT, _MESSAGE_SENT = 12, 8, 2000
 
 @dataclass(frozen=True)
 class FailureSummary:
-    """Which rank failed first and how, its own traceback, and which ranks only followed."""
+    """Which rank failed first and how, and its own traceback."""
 
     headline: str
     time: float
-    followers: tuple[str, ...] = ()
     cause: Failure | None = None
     """The failure that came first; None if that process ended without a report."""
     hint: str = ""
@@ -69,26 +68,29 @@ class FailureSummary:
         lines = [line[:LONGEST_SENTENCE] for line in cause.traceback.splitlines()[-_LINES_SENT:]]
         message, stack = cause.message[:_MESSAGE_SENT], cause.stack[:_FRAMES_SENT]
         cause = replace(cause, message=message, traceback="\n".join(lines), stack=stack)
-        return replace(self, followers=(), cause=cause)
+        return replace(self, cause=cause)
 
-    def with_followers(self, failures: Sequence[Failure]) -> FailureSummary:
-        """The same, with the failures of this machine that followed from it."""
-        others = [failure for failure in failures if self.cause is None or failure.who != self.cause.who]
-        return replace(self, followers=tuple(f"{each.name}: {shown(each.kind)}" for each in others))
+    def followers(self, failures: Sequence[Failure]) -> list[str]:
+        """The failures of this machine that followed from it."""
+        others = [each for each in _of_last_try(failures) if self.cause is None or each.who != self.cause.who]
+        return [f"{each.name}: {shown(each.kind)}" for each in others]
 
 
 def find_blame(
     failures: Sequence[Failure], exits: Sequence[Exit], lost: Sequence[LostServer] = ()
 ) -> FailureSummary | None:
     """The first cause; None if no process has reported a failure. All come in the order of time."""
-    last_try = max((failure.who.tries for failure in failures), default=0)
-    # The launcher itself does not count tries.
-    told = [failure for failure in failures if failure.who.tries == last_try or failure.who.rank < 0]
+    told = _of_last_try(failures)
     ranks = {failure.who.rank for failure in told}
     crashes = [each for each in exits if each.rank not in ranks and _is_crash(each)]
     found = [*map(_of_exception, told), *map(_of_crash, crashes), *map(_of_server, lost)]
-    first = min(found, key=lambda each: (each.follows, each.time), default=None)
-    return first.with_followers(told) if first is not None else None
+    return min(found, key=lambda each: (each.follows, each.time), default=None)
+
+
+def _of_last_try(failures: Sequence[Failure]) -> list[Failure]:
+    """The launcher itself does not count tries."""
+    last_try = max((each.who.tries for each in failures), default=0)
+    return [each for each in failures if each.who.tries == last_try or each.who.rank < 0]
 
 
 def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:

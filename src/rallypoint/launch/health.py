@@ -10,7 +10,7 @@ import json
 import logging
 import subprocess
 import sys
-from typing import Any, Final
+from typing import Final
 
 logger = logging.getLogger("rallypoint.health")
 
@@ -31,8 +31,4 @@ def why_unfit(kind: str) -> str:
     except (OSError, ValueError, KeyError) as error:
         logger.warning("rallypoint: this machine could not be examined: %r", error)
         return ""
-    return "; ".join(_failures(findings))
-
-
-def _failures(findings: Any) -> list[str]:
-    return [str(each["found"]) for each in findings if each["state"] == "failure"]
+    return "; ".join(str(each["found"]) for each in findings if each["state"] == "failure")

@@ -32,7 +32,7 @@ class Task:
 
     def environment(self) -> dict[str, str]:
         """What torch and its users look for in a rank, as torchrun sets it."""
-        ranks = {
+        values: dict[str, object] = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
             "LOCAL_RANK": self.local_rank,
@@ -44,14 +44,12 @@ class Task:
             "MASTER_PORT": self.store.port,
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 0,
-        }
-        texts = {
             "ROLE_NAME": "default",
             "MASTER_ADDR": self.store.host,
             "TORCHELASTIC_RUN_ID": self.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 starts no server
         }
-        return {**{name: str(value) for name, value in ranks.items()}, **texts}
+        return {name: str(value) for name, value in values.items()}
 
 
 def task_of(settings: Settings) -> Task:

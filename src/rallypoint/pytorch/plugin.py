@@ -107,10 +107,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         conf = Conf.parse(params.config)
         size = Size(params.min_nodes, params.max_nodes)
         self._run_id = params.run_id
-        self._relay = conf.relay
-        self._workers = conf.workers
+        self._has_relays = conf.relay is not False and patch_of() is not Patch.NEVER
         launchers = size.most + conf.spares
-        self._place = _open_place(params, launchers, conf)
+        self._place = _open_place(params, launchers, conf, has_relays=self._has_relays)
         times = conf.times.outlasting(self._place.pause_seconds)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
@@ -150,7 +149,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._has_launcher = reports.folder_of(os.environ) is not None
         # Who wants torch as it is gets nothing into the ranks that `rallypoint run` has not put there.
         self._watch = RankWatch(_warn_of_stall, is_wanted=self._has_launcher or patch_of() is not Patch.NEVER)
-        self._has_warned = False
 
     def get_backend(self) -> str:
         return BACKEND
@@ -266,15 +264,11 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             )
 
     @property
-    def _has_relays(self) -> bool:
-        return self._relay is not False and patch_of() is not Patch.NEVER
-
-    @property
     def _prepares_relays(self) -> bool:
-        return self._heart is not None and self._has_relays and not self._workers
+        return self._heart is not None and self._has_relays and not self._conf.workers
 
     def _start_store(self, seat: Seat) -> str:
-        workers = self._workers
+        workers = self._conf.workers
         if workers is None:
             workers = workers_for(seat.size, have_relays=self._has_relays)
         return str(self._place.start_round(seat.name, workers, has_relays=self._has_relays))
@@ -283,7 +277,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         reports.begin_attempt(met.number)
         # The launcher itself reports that all ranks have joined the first attempt.
         self._joining = (met.number, time.monotonic()) if met.number else None
-        self._has_taken_part, self._clock_ahead = True, met.clock_ahead
+        is_first, self._has_taken_part, self._clock_ahead = not self._has_taken_part, True, met.clock_ahead
         least, most = _LOOK_SECONDS
         self._look_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
         if self._conf.examination in EXAMINATIONS and abs(met.clock_ahead) > _CLOCK_SECONDS:
@@ -317,7 +311,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
-            self._warn_of_openness(met, view.address)
+            if is_first and met.size > 1 and (warning := openness(view.address)):
+                logger.warning("rallypoint: %s", warning)
             way = place if view.name else store_place
             prepare = planned(view, met.number, self._meeting.members_of(met))
             self._roll_call = RollCall(way, view, prepare, self._has_launcher)
@@ -331,18 +326,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             RendezvousStoreInfo(*store_place),
         )
 
-    def _warn_of_openness(self, met: Round, store: str) -> None:
-        if met.size > 1 and not self._has_warned:
-            self._has_warned = True
-            if warning := openness(store):
-                logger.warning("rallypoint: %s", warning)
-
     def _wants_relay(self, met: Round) -> bool:
         if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
-            if self._relay:
+            if self._conf.relay:
                 logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
             return False
-        return met.size > 1 if self._relay is None else self._relay
+        return met.size > 1 if self._conf.relay is None else self._conf.relay
 
     def _first_failure(self) -> Ending | None:
         """What failed first on this machine in the attempt that has just ended."""
@@ -418,7 +407,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             return otherwise
 
 
-def _open_place(params: RendezvousParameters, launchers: int, conf: Conf) -> MeetingPlace:
+def _open_place(
+    params: RendezvousParameters, launchers: int, conf: Conf, *, has_relays: bool
+) -> MeetingPlace:
     endpoints = parse_endpoints(params.endpoint)
     if launchers > 1 and not endpoints[0].port:
         raise UsageError(
@@ -433,7 +424,7 @@ def _open_place(params: RendezvousParameters, launchers: int, conf: Conf) -> Mee
             local_address=local_address,
             seconds=seconds,
             ports=conf.ports,
-            has_relays=conf.relay is not False and patch_of() is not Patch.NEVER,
+            has_relays=has_relays,
         )
     [endpoint] = endpoints
     return open_place(

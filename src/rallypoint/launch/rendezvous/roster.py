@@ -333,8 +333,6 @@ class _Hall:
         self._present = {each.id: each for each in roster.present}
         self._waiting = {each.id: each for each in roster.waiting}
         self._ranked: dict[int, dict[str, Member]] = {}
-        self._told_size = (roster.least, roster.most, roster.spares)
-        self._settings = roster.settings
         self.refused: Refusals = {}
         for each in roster.everybody:
             self._note_rank(each)
@@ -349,17 +347,8 @@ class _Hall:
 
     def settled(self) -> Roster:
         """The roster after all lines."""
-        least, most, spares = self._told_size
-        taken_in = replace(
-            self._roster,
-            least=least,
-            most=most,
-            spares=spares,
-            settings=self._settings,
-            present=tuple(self._present.values()),
-            waiting=tuple(self._waiting.values()),
-        )
-        return taken_in._settle(self._size)
+        present, waiting = tuple(self._present.values()), tuple(self._waiting.values())
+        return replace(self._roster, present=present, waiting=waiting)._settle(self._size)
 
     def _come(self, member: Member, line: Line) -> None:
         known = self._present.get(member.id) or self._waiting.get(member.id)
@@ -373,11 +362,12 @@ class _Hall:
         if error is not None:
             self.refused[member] = error
             return
-        if not (self._present or self._waiting):
-            self._settings = line.settings
+        settings = self._roster.settings if self._present or self._waiting else line.settings
+        self._roster = replace(
+            self._roster, least=line.least, most=line.most, spares=line.spares, settings=settings
+        )
         self._waiting[member.id] = member
         self._note_rank(member)
-        self._told_size = (line.least, line.most, line.spares)
 
     def _leave(self, member: Member, line: Line) -> None:
         present = self._present.get(member.id)
@@ -402,7 +392,7 @@ class _Hall:
     def _settings_error(self, member: Member, settings: Settings) -> UsageError | None:
         """The first setting that is not that of the machines that are here."""
         here = next(chain(self._present.values(), self._waiting.values()), None)
-        theirs = dict(self._settings)
+        theirs = dict(self._roster.settings)
         different = [pair for pair in settings if theirs.get(*pair) != pair[1]]
         if here is None or not different:
             return None

@@ -60,10 +60,10 @@ class TaskGroup:
         self.went_well = False
         """Whether this task's rank has ended as it should; to be set."""
         self._failure = ""
+        """What the task of another rank that failed has said."""
         self._error: Exception | None = None
         self._is_known = threading.Event()
         """Whether the store is this job's: it is, or `_error` says what it is."""
-        self._heard = threading.Event()
         self._listener = threading.Thread(target=self._listen, name="rallypoint task", daemon=True)
         self._listener.start()
 
@@ -105,7 +105,7 @@ class TaskGroup:
 
     def check(self) -> None:
         """EndedElsewhereError if another rank has failed."""
-        if self._heard.is_set():
+        if self._failure:
             raise EndedElsewhereError(self._failure)
 
     def tell(self, text: str) -> None:
@@ -118,7 +118,7 @@ class TaskGroup:
 
     def await_told(self) -> str:
         """What another task has said of its rank, giving it some time; nothing if none has."""
-        self._heard.wait(_TOLD_SECONDS)
+        self._listener.join(_TOLD_SECONDS)
         return self._failure
 
     def _listen(self) -> None:
@@ -133,8 +133,6 @@ class TaskGroup:
         except (RallypointError, OSError) as error:
             self._error = error
         self._is_known.set()
-        if self._failure:
-            self._heard.set()
 
     def _keep(self, store: TCPStore) -> bool:
         """Keep the connection as long as this task is here; False, and close it, if it has left."""

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 from rallypoint.launch.schedulers.table import SCHEDULERS, SHELL_STEPS, Scheduler, Surroundings, Telling
 
@@ -71,21 +71,20 @@ def _has_started(row: Scheduler, variables: Mapping[str, str]) -> bool:
 
 
 def _read(row: Scheduler, around: Surroundings) -> Placement:
-    numbers = {
-        name: cast("Told[int] | None", _first_told(getattr(row, name), around))
+    facts = {
+        name: _first_told(getattr(row, name), around)
         for name in (
-            *("nnodes", "node_rank", "port", "nproc_per_node"),
+            *("nnodes", "node_rank", "first_host", "port", "nproc_per_node"),
             *("rank", "world_size", "local_rank", "local_world_size"),
         )
     }
-    host = cast("Told[str] | None", _first_told(row.first_host, around))
     run_id = _run_id(row, around)
     if run_id and row.has_own_ports:
-        numbers["port"] = Told(port_of(run_id.value), run_id.variable)
-    return Placement(row, run_id, first_host=host, **numbers)
+        facts["port"] = Told(port_of(run_id.value), run_id.variable)
+    return Placement(row, run_id, **facts)
 
 
-def _first_told(telling: Telling, around: Surroundings) -> Told[int | str] | None:
+def _first_told(telling: Telling, around: Surroundings) -> Told[Any] | None:
     for variable, read in telling:
         text = around.variables.get(variable, "")
         value = read(text, around) if text else None

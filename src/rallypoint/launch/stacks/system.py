@@ -47,9 +47,8 @@ _WITH_FILE: Final = frozenset(
 _TGKILL: Final = {"x86_64": 234, "aarch64": 131}
 _HELPER: Final = "rallypoint\n"
 """The name of the thread that answers, as `rallypoint_hooks` has it."""
-_LOCK: Final = "waits for a lock, or for another thread"
 _IN_WORDS: Final = {
-    "futex": _LOCK,
+    "futex": "waits for a lock, or for another thread",
     "nanosleep": "sleep()",
     "clock_nanosleep": "sleep()",
     "wait4": "waits for a process that it has started",
@@ -181,12 +180,16 @@ def tasks_of(pid: int) -> list[Task]:
     found = []
     for each in _entries(_PROC / str(pid) / "task"):
         stat, ran = _read(each / "stat").rpartition(")")[2].split(), _read(each / "schedstat").split()
-        call = _read(each / "syscall").split()
         if stat and ran:
-            number, argument = (call[0], int(call[1], 16)) if len(call) > 3 else ("", 0)
-            name = _NAMES.get(int(number), "") if number.isdigit() else ""
-            found.append(Task(int(each.name), stat[0], int(ran[0]) / 1e9, name, argument))
+            call, arguments = _call_of(each)
+            found.append(Task(int(each.name), stat[0], int(ran[0]) / 1e9, call, next(iter(arguments), 0)))
     return found
+
+
+def _call_of(folder: Path) -> tuple[str, list[int]]:
+    """The name of the system call that a thread is in, if it has one here, and its arguments."""
+    number, *arguments = _read(folder / "syscall").split() or [""]
+    return _NAMES.get(int(number), "") if number.isdigit() else "", [int(each, 16) for each in arguments]
 
 
 def helper_of(pid: int) -> int:
@@ -262,20 +265,17 @@ def _state_text(folder: Path, state: str, told: dict[str, str]) -> str:
 
 def _call_text(folder: Path) -> str:
     """The system call that its main thread is in: `read() of /data/shard-17.tar`."""
-    words = _read(folder / "syscall").split()
-    if len(words) < 3 or not words[0].lstrip("-").isdigit():
-        return ""
-    name = _NAMES.get(int(words[0]), "")
+    name, arguments = _call_of(folder)
     if name == "openat":  # its second argument is where the path is
-        path = _memory(folder, int(words[2], 16), 256).partition(b"\0")[0].decode(errors="replace")
+        path = _memory(folder, arguments[1], 256).partition(b"\0")[0].decode(errors="replace")
         return f"open() of {path}" if path else "open()"
     if name in ("poll", "ppoll"):  # its first argument is where the files are, each with a number of 4 bytes
-        number = _memory(folder, int(words[1], 16), 4)
+        number = _memory(folder, arguments[0], 4)
         return (
             f"poll() of {_file_text(folder, int.from_bytes(number, sys.byteorder))}" if number else "poll()"
         )
     if name in _WITH_FILE:
-        return f"{name.removesuffix('64')}() of {_file_text(folder, int(words[1], 16))}"
+        return f"{name.removesuffix('64')}() of {_file_text(folder, arguments[0])}"
     return _IN_WORDS.get(name, f"{name}()" if name else "")
 
 

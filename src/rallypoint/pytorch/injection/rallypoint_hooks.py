@@ -264,11 +264,8 @@ def _stack_lines(frame: Any) -> list[str]:
     lines = ["Thread 0x0 (most recent call first):\n"]
     while frame is not None and len(lines) <= 100:
         code = frame.f_code
-        where = f"{code.co_filename}\0{code.co_name}"
-        if not where.isprintable():  # the zero is not
-            where = where.replace("\n", "\\x0a").replace("\r", "\\x0d")
-        path, _, function = where.partition("\0")
-        lines.append(f'  File "{path}", line {frame.f_lineno or 0} in {function}\n')
+        line = f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}'
+        lines.append(line.replace("\n", "\\x0a").replace("\r", "\\x0d") + "\n")
         frame = frame.f_back
     return lines
 

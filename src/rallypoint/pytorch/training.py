@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-LOADED = time.time()
 HERE = Path(__file__).resolve()
 
 # Python searches the script's folder first, and there our modules lie without their package.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != HERE.parent]
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
@@ -157,13 +157,8 @@ def checksum_of(model: Any) -> float:
 
 
 def seconds_alive() -> float:
-    """Since this process began where the system tells, else since this script did."""
-    try:
-        began = float(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-        alive = time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
-        return alive if 0 < alive < 24 * 3600 else time.time() - LOADED
-    except (OSError, AttributeError, ValueError, IndexError):
-        return time.time() - LOADED
+    """Since this process began."""
+    return time.time() - psutil.Process().create_time()
 
 
 def peak_memory(device: Any) -> int | None:

@@ -161,7 +161,11 @@ def _with_values(
         file=file.path,
         warnings=file.warnings,
     )
-    return _with_conf(settings)
+    found: dict[str, Any] = {
+        name: _or_by_conf(getattr(settings, name), name, settings.rdzv_conf, key)
+        for name, key in IN_CONF.items()
+    }
+    return replace(settings, **found)
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, Setting[object]]:
@@ -424,13 +428,6 @@ def _is_plain_table(value: object) -> bool:
 
 
 # What several options say together ------------------------------------------------------------------------
-
-
-def _with_conf(said: Settings) -> Settings:
-    found: dict[str, Any] = {
-        name: _or_by_conf(getattr(said, name), name, said.rdzv_conf, key) for name, key in IN_CONF.items()
-    }
-    return replace(said, **found)
 
 
 def _meeting_place(said: Settings) -> Setting[Endpoints | None]:

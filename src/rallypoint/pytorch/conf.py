@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.health import SECONDS as EXAMINATIONS
-from rallypoint.launch.options import parse_ports, parse_seconds
+from rallypoint.launch.options import BY_NAME, parse_ports, parse_seconds
 from rallypoint.launch.rendezvous.meeting import MeetingTimes
 from rallypoint.launch.rendezvous.roster import Settings, Size
 from rallypoint.relay.head import parse_workers
@@ -79,7 +78,6 @@ _THEIRS = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
 
 _SECONDS = (parse_seconds, "write a positive number of seconds")
 _NUMBER = "write a number"
-_HEALTH = ("auto", "off", *EXAMINATIONS)
 
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "join_timeout": ("join", *_SECONDS),
@@ -96,11 +94,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     ),
     "port_range": ("ports", parse_ports, "write FIRST-LAST, such as 29600-29699"),
     "spares": ("spares", lambda text: max(int(text), 0), _NUMBER),
-    "health": (
-        "health",
-        dict(zip(_HEALTH, _HEALTH, strict=True)).__getitem__,
-        f"write one of {', '.join(_HEALTH)}",
-    ),
+    "health": ("health", BY_NAME["health"].parse, f"write {BY_NAME['health'].metavar}"),
     "max_restarts": ("max_restarts", lambda text: str(int(text)), _NUMBER),
     "relay": ("relay", {"auto": None, "on": True, "off": False}.__getitem__, "write one of auto, on, off"),
 }

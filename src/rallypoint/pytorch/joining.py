@@ -81,7 +81,8 @@ def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
     while not deadline.passed:
         try:
             with TCPStore(*wanted.place, timeout=deadline.remaining, role=Role.TOOL) as store:
-                count = _await_change(store, joined, deadline)
+                while (count := store.count_workers()) == joined and not deadline.passed:
+                    time.sleep(_LOOK_SECONDS)
         except ConnectionLostError:
             continue
         except RallypointError:
@@ -89,9 +90,3 @@ def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
         if count < joined:
             del _joined[group]  # it is another store
         return
-
-
-def _await_change(store: TCPStore, joined: int, deadline: Deadline) -> int:
-    while (count := store.count_workers()) == joined and not deadline.passed:
-        time.sleep(_LOOK_SECONDS)
-    return count

@@ -175,15 +175,13 @@ def _make(
     args: tuple[Any, ...], kwargs: dict[str, Any], client: ClientChoice, patch: Patch, role: Role
 ) -> Any:
     wanted = _understood(args, kwargs)
-    store = _new(_TorchStore)
-    if wanted is None:
-        _init(store, *args, **kwargs)  # torch says best what is wrong
-        return store
-    if client is not ClientChoice.PYTHON:
+    if wanted is None or client is not ClientChoice.PYTHON:
+        store = _new(_TorchStore)
         try:
             _come_up(store, args, kwargs, patch, role)
         except RuntimeError as error:
-            if client is ClientChoice.TORCH or patch is Patch.NEVER or fault_in(error) is not Fault.BROKEN:
+            is_final = client is ClientChoice.TORCH or patch is Patch.NEVER
+            if wanted is None or is_final or fault_in(error) is not Fault.BROKEN:
                 raise
             logger.warning("torch's TCPStore does not work here (%s): using Rallypoint's client", error)
         else:

@@ -88,7 +88,7 @@ def find_blame(
 
 
 def _of_last_try(failures: Sequence[Failure]) -> list[Failure]:
-    """The launcher itself does not count tries."""
+    """The failures of the last try, and those of the launcher, which does not count tries."""
     last_try = max((each.who.tries for each in failures), default=0)
     return [each for each in failures if each.who.tries == last_try or each.who.rank < 0]
 

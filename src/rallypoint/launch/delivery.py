@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from rallypoint.launch.command import Deliver
 from rallypoint.launch.lost_agent import signal_ranks
@@ -72,9 +71,7 @@ class Witness:
     def __enter__(self) -> Witness:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._children:
             self._end_oldest()
 

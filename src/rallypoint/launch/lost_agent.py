@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rallypoint.exits import exit_text, signal_name
@@ -47,10 +48,8 @@ def signal_ranks(folder: str, number: int) -> None:
     import psutil
 
     for rank in _find_ranks(folder):
-        try:
+        with suppress(psutil.Error):  # it has just ended
             rank.send_signal(number)
-        except psutil.Error:
-            pass  # it has just ended
 
 
 def _end(ranks: Sequence[psutil.Process]) -> None:
@@ -59,17 +58,13 @@ def _end(ranks: Sequence[psutil.Process]) -> None:
 
     if sys.platform == "win32":
         for process in [each for rank in ranks for each in (rank, *_children(rank))]:
-            try:
+            with suppress(psutil.Error):  # it has just ended
                 process.kill()
-            except psutil.Error:
-                pass  # it has just ended
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
-            try:
+            with suppress(OSError):  # it has just ended
                 os.killpg(rank.pid, number)
-            except OSError:
-                pass  # it has just ended
         _, ranks = psutil.wait_procs(ranks, _GRACE_SECONDS)
 
 

@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -148,7 +148,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._roll_call: RollCall | None = None
         self._has_launcher = reports.folder_of(os.environ) is not None
         # Who wants torch as it is gets nothing into the ranks that `rallypoint run` has not put there.
-        self._watch = RankWatch(_warn_of_stall, is_wanted=self._has_launcher or patch_of() is not Patch.NEVER)
+        self._watch = RankWatch(
+            lambda lines: logger.warning("rallypoint: %s", "\n".join(lines)),
+            is_wanted=self._has_launcher or patch_of() is not Patch.NEVER,
+        )
 
     def get_backend(self) -> str:
         return BACKEND
@@ -436,10 +439,6 @@ def _open_place(
         seconds=seconds,
         ports=conf.ports,
     )
-
-
-def _warn_of_stall(lines: Sequence[str]) -> None:
-    logger.warning("rallypoint: %s", "\n".join(lines))
 
 
 def _is_no_consequence(record: logging.LogRecord) -> bool:

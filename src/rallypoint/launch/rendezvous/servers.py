@@ -9,8 +9,8 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 from rallypoint.errors import (
     BindError,
@@ -348,18 +348,10 @@ def openness(store: str, environ: Mapping[str, str] = os.environ) -> str:
 
 def own_address(places: Sequence[tuple[str, int]]) -> str:
     """The address of this machine by which it reaches the places, and so, most likely, is reached."""
-    for family, kind, protocol, _, address in chain.from_iterable(map(_addresses, places)):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.connect(address)  # sends nothing
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
+    for place in places:
+        with suppress(socket.gaierror):
+            for family, kind, protocol, _, address in socket.getaddrinfo(*place, type=socket.SOCK_DGRAM):
+                with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                    probe.connect(address)  # sends nothing
+                    return str(probe.getsockname()[0])
     return socket.gethostname()
-
-
-def _addresses(place: tuple[str, int]) -> list[Any]:
-    try:
-        return socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)
-    except socket.gaierror:
-        return []

@@ -156,11 +156,6 @@ def checksum_of(model: Any) -> float:
     return float(sum(parameter.detach().double().abs().sum() for parameter in model.parameters()))
 
 
-def seconds_alive() -> float:
-    """Since this process began."""
-    return time.time() - psutil.Process().create_time()
-
-
 def peak_memory(device: Any) -> int | None:
     """The most bytes held: on the GPU by tensors, else by the process; None where that is not known."""
     if device.type == "cuda":
@@ -188,7 +183,7 @@ def run_rank(init_method: str) -> None:
     patience = timedelta(seconds=float(os.environ["RALLYPOINT_VERIFY_TIMEOUT"]))
     ready_at = time.time()
     dist.init_process_group(backend, init_method=init_method, timeout=patience)
-    joined_at, seconds = time.time(), seconds_alive()
+    joined_at = time.time()
     try:
         outcome = train(dist.get_rank(), device)
         leave_report(
@@ -201,7 +196,7 @@ def run_rank(init_method: str) -> None:
                 "pid": os.getpid(),
                 "ready_at": ready_at,
                 "joined_at": joined_at,
-                "joined_seconds": seconds,
+                "joined_seconds": joined_at - psutil.Process().create_time(),
                 "loss_first": outcome.losses[0],
                 "loss_last": outcome.losses[1],
                 "checksum": outcome.checksum,

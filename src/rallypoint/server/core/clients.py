@@ -6,22 +6,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
-from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.rollcall.identity import NOBODY, Identity, Role, parse_hello
+from rallypoint.errors import AccessError, LimitError, ProtocolError
+from rallypoint.rollcall.identity import NOBODY, Identity, Role, is_hello, parse_hello
+from rallypoint.rollcall.question import Question
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import Enter, GoOn
 from rallypoint.server.core.registry import Party, Sessions
-from rallypoint.wire.encoding import VALIDATE
+from rallypoint.wire.encoding import VALIDATE, pack_i64
+from rallypoint.wire.handlers import Deliver
 from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import RequestParser
-
-if TYPE_CHECKING:
-    from rallypoint.server.core.lookers import Looker  # late: few servers have a secret
+from rallypoint.wire.opcodes import READY, SHAPES, Op
+from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.wire.sessions import ANNOUNCED
 
 _GONE_KEPT: Final = 16_384
 _TRIES: Final = 2
@@ -85,8 +86,6 @@ class Client(Party, ABC):
 
     def only_look(self) -> None:
         """From now on it may ask who is here, and nothing else."""
-        from rallypoint.server.core.lookers import Looker  # late: few servers have a secret
-
         looker = Looker(self, self._clients.limits)
         self._parser, self._looker = None, looker
         self.receive = looker.receive
@@ -191,6 +190,60 @@ class Client(Party, ABC):
 
 def _receive_nothing(_: bytes) -> bytes:
     raise ProtocolError("the connection has been closed")
+
+
+class Looker:
+    """Takes the requests of a client that has a token, and may only ask who is here. They are not counted."""
+
+    is_unfinished = False
+
+    def __init__(self, client: Client, limits: Limits) -> None:
+        self._client = client
+        self._parser = RequestParser(self, Forms(limits, _DELIVERIES))
+        self.receive = self._parser.feed
+        self.validate = client.validate
+        self.hold = client.hold
+        self.postpone = client.postpone
+
+    @property
+    def rest(self) -> bytes:
+        return self._parser.rest
+
+    def get(self, _: bytes, /) -> bytes:
+        raise _refusal(Op.GET)
+
+    def go_on(self) -> bytes:
+        return b""  # nothing that it may ask takes longer
+
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes | None:
+        """Answer what it may ask."""
+        if op is Op.PING:
+            return tail
+        if op is Op.LOOK:
+            if Question.from_json(blobs[0]).value is not None:
+                raise AccessError("a look at a value, with a token that may only see who is here")
+            return self._client.look(blobs[0]) or b""
+        if op is Op.ENTER:
+            return self._client.enter(blobs[0])
+        if op is Op.CHECK and blobs == [ANNOUNCED]:
+            return READY
+        if op is Op.DELETE_KEY and is_hello(blobs[0]):
+            who = parse_hello(blobs[0])
+            if who is not None and who.role is Role.TOOL:  # or it would count as a rank
+                self._client.greet(blobs[0])
+            return pack_i64(0)
+        raise _refusal(op)
+
+
+def _refusal(op: Op) -> AccessError:
+    return AccessError(f"{op.name} with a token that may only look")
+
+
+def _to_carry(op: Op) -> Deliver[Looker]:
+    return lambda looker, blobs, tail: looker.carry(op, blobs, tail)
+
+
+_DELIVERIES: Final[dict[Op, Deliver[Looker]]] = {op: _to_carry(op) for op in SHAPES if op is not Op.VALIDATE}
 
 
 ClientT = TypeVar("ClientT", bound=Client)

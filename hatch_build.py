@@ -29,7 +29,7 @@ SOURCE = ROOT / "src"
 COMPILED = {
     "wire": "encoding form handlers parser repeated sessions",
     "engine": "barriers budget calls engine keyspace waiters",
-    "server/core": "clients front members registry sessions slices store tickets writers",
+    "server/core": "clients front members registry sessions slices store tickets",
     "relay/core": "children combining long_values ranks relay requests slots upstream",
     "relay": "relay worker",
     "server/guard": "other_users",

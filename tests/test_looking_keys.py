@@ -11,7 +11,7 @@ from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.plan import Plan, PlannedMachine
 from rallypoint.rollcall.question import PLAN, STALL, STALL_BYTES, Question
 from rallypoint.rollcall.snapshot import Key, Snapshot, Value
-from rallypoint.server.core import writers
+from rallypoint.server.core import store as stores
 from rallypoint.server.core.store import Core
 from rallypoint.wire.encoding import counted_request, request
 from rallypoint.wire.limits import Limits
@@ -243,7 +243,7 @@ def test_writers_are_told_by_the_best_that_is_known(core: Core, desk: Desk) -> N
 
 
 def test_writers_are_not_kept_without_end(core: Core, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "_MOST_KEPT", 3)
+    monkeypatch.setattr(stores, "_MOST_WRITERS", 3)
     (client,) = desk.open()
     client.send(multi_set(b"/a", b"/b", b"/c") + push(b"/q"))
     core.end_second()

@@ -325,8 +325,7 @@ class LeaderCore(Front[Caller]):
                 core.turn, turns or Durations(), core.counts(), clients=clients, waiting=waiting
             )
             core.progress.look(self.time, core.clients.arrivals, core.counts(), core.oldest_wait, waiting)
-            core.writers.trim()
-            core.pushers.trim()
+            core.forget_writers()
 
     def ask_in(self, name: str) -> bool:
         """Have the relays of a store tell of themselves, soon; once is enough for all of them.

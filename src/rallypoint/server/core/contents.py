@@ -16,7 +16,6 @@ from rallypoint.server.core.looks import Fields, as_list, barrier_row, key_row
 from rallypoint.server.core.members import Member
 from rallypoint.server.core.registry import Sessions
 from rallypoint.server.core.turn import Turn
-from rallypoint.server.core.writers import Writers
 
 _PLAN_KEY: Final = b"/" + PLAN.encode()
 _STALL_KEY: Final = b"/" + STALL.encode()
@@ -37,8 +36,8 @@ class Contents:
     """What a store holds, and who has put it there."""
 
     engine: Engine[Member]
-    writers: Writers
-    pushers: Writers
+    writers: dict[bytes, int]
+    pushers: dict[bytes, int]
     """The same of queues, which are apart from values."""
     clients: Clients[Any]
     sessions: Sessions

@@ -31,7 +31,6 @@ from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.slices import PIECE_BYTES, SLICE, Slices, sliced
 from rallypoint.server.core.tickets import StoreCarrier, Ticket
 from rallypoint.server.core.turn import Turn
-from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
 from rallypoint.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS
 from rallypoint.wire.limits import Limits
@@ -43,6 +42,7 @@ _ANNOUNCED: Final = [ANNOUNCED]
 _NAMES_ANNOUNCED: Final = [NAMES_ANNOUNCED]
 _WAITS_TOLD: Final = 2_048
 """Of one relay; more would hold up others."""
+_MOST_WRITERS = 1 << 20
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -327,8 +327,10 @@ class Core(Front[Connection]):
         context = Context(limits, turn, about, wants_events=wants_events, budget=budget)
         self.engine: Engine[Member] = Engine(context.limits, budget)
         self.has_names = has_names
-        self.writers = Writers()
-        self.pushers = Writers()
+        self.writers: dict[bytes, int] = {}
+        """By key, the client or relay that has written it last, by its number; as far as they are kept."""
+        self.pushers: dict[bytes, int] = {}
+        """The same for queues."""
         self._framed = b"", blob(b"")
         self._sending: dict[Connection, tuple[list[bytes], list[Value]]] = {}
         self._sending_bytes = 0  # how much has begun since `_count_replaced`
@@ -427,10 +429,15 @@ class Core(Front[Connection]):
 
     def end_second(self, turns: Durations | None = None) -> None:
         super().end_second(turns)
-        self.writers.trim()
-        self.pushers.trim()
+        self.forget_writers()
         if self._sending:
             self._count_replaced()
+
+    def forget_writers(self) -> None:
+        """About once a second: bound what is kept of who has written keys."""
+        for each in (self.writers, self.pushers):
+            if len(each) > _MOST_WRITERS:
+                each.clear()
 
     def held_by(self, client: Connection) -> int:
         return super().held_by(client) + self.engine.waits_held_by(client) + self._replaced.get(client, 0)

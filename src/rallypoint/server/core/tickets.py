@@ -12,7 +12,6 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.members import Member, wake
 from rallypoint.server.core.sessions import Session
 from rallypoint.server.core.slices import SLICE, Rest, sliced
-from rallypoint.server.core.writers import Writers
 from rallypoint.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.wire.handlers import SERVED, RequestHandler
 from rallypoint.wire.opcodes import Op
@@ -59,7 +58,7 @@ class StoreCarrier:
         engine: Engine[Member],
         context: Context,
         make_requester: Callable[[Session], Requester],
-        pushers: Writers,
+        pushers: dict[bytes, int],
     ) -> None:
         self._pushers = pushers
         self._engine = engine

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -49,12 +48,9 @@ def give(process: Popen[bytes], order: Order, sockets: Sequence[socket.socket]) 
     else:
         with _socket_of(line.fileno()) as commands:
             commands.sendall(data)
-            for portion in _portions(sockets):
-                socket.send_fds(commands, [b"\n"], [each.fileno() for each in portion])
-
-
-def _portions(sockets: Sequence[socket.socket]) -> list[Sequence[socket.socket]]:
-    return [sockets[start : start + _AT_ONCE] for start in range(0, len(sockets), _AT_ONCE)]
+            files = [each.fileno() for each in sockets]
+            for start in range(0, len(files), _AT_ONCE):
+                socket.send_fds(commands, [b"\n"], files[start : start + _AT_ONCE])
 
 
 def _socket_of(file: int) -> socket.socket:
@@ -96,10 +92,6 @@ class Host:
     def read_word(self) -> bytes:
         """The next word; nothing: the line has ended. Waits for it."""
         return os.read(self.fileno(), WORD_BYTES)
-
-    def has_word(self, seconds: float) -> bool:
-        """Whether a word, an order or the end comes within so many seconds. Not on Windows."""
-        return bool(select.select([self], [], [], seconds)[0])
 
     def take_order(self) -> tuple[Order, list[socket.socket]] | None:
         """The next order, and the sockets that come with it; None: there is none, or the host has ended."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
-from typing import IO
 
 from rallypoint.errors import ServerStartError
 from rallypoint.exits import exit_text, signal_name
@@ -64,7 +63,7 @@ class ServerProcess:
         """
         try:
             self.give(order, sockets)
-            return _await_answer(self.kind, self.popen, START_SECONDS)
+            return _await_answer(self.kind, self.popen)
         except BaseException:
             self.end()
             raise
@@ -84,31 +83,25 @@ class ServerProcess:
         end_process(self.popen, os.getpid())
 
 
-def _command(kind: ServerKind) -> list[str]:
-    path = json.dumps([entry for entry in sys.path if entry])
-    return [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
-
-
-def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
-
-
 def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
+    path = json.dumps([entry for entry in sys.path if entry])
+    command = [sys.executable, "-c", _BOOTSTRAP, kind.module, path]
+    environ = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
     errors = subprocess.DEVNULL if sys.stderr is None else None
     try:
         if sys.platform == "win32":
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            return subprocess.Popen(_command(kind), **pipes, stderr=errors, env=_environ())
+            return subprocess.Popen(command, **pipes, stderr=errors, env=environ)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.setblocking(True)  # this process may have another default
             ours.setblocking(True)
             process = subprocess.Popen(
-                _command(kind),
+                command,
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environ(),
+                env=environ,
                 bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
                 start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
             )
@@ -121,9 +114,9 @@ def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes], seconds: float) -> dict[str, str]:
-    """The child's next answer; ServerStartError if it ends, says nothing, or failed."""
-    deadline = time.monotonic() + seconds
+def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes]) -> dict[str, str]:
+    """The child's answer; ServerStartError if it ends, says nothing, or failed."""
+    deadline = time.monotonic() + START_SECONDS
     said = ""
     while not (line := _read_line(kind, process, deadline)).startswith(ANSWER_MARK):
         if not line:
@@ -141,18 +134,14 @@ def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes], seconds: f
 def _read_line(kind: ServerKind, process: subprocess.Popen[bytes], deadline: float) -> str:
     stdout = pipe(process.stdout)
     if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
-        _await_output(kind, stdout, deadline)
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise ServerStartError(
+                    f"the {kind.name} process was not ready after {START_SECONDS:g} s",
+                    hint="is the machine out of memory or CPU time?",
+                )
     return stdout.readline().decode(errors="replace")
-
-
-def _await_output(kind: ServerKind, stdout: IO[bytes], deadline: float) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdout, selectors.EVENT_READ)
-        if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise ServerStartError(
-                f"the {kind.name} process was not ready after {START_SECONDS:g} s",
-                hint="is the machine out of memory or CPU time?",
-            )
 
 
 def _exit_of(process: subprocess.Popen[bytes]) -> str:

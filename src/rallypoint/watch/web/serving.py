@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import sys
 import threading
@@ -119,6 +120,6 @@ def _watch_parent(host: Host, server: WebServer) -> None:
             pass
     else:
         parent = os.getppid()
-        while os.getppid() == parent and not host.has_word(_CHECK_SECONDS):
+        while os.getppid() == parent and not select.select([host], [], [], _CHECK_SECONDS)[0]:
             pass
     server.should_exit = True

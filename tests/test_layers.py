@@ -40,7 +40,7 @@ PURE = {
     *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "lookout", "roster")),
     "rallypoint.launch.schedulers",
-    *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "pace")),
+    *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "reading")),
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),

@@ -15,8 +15,7 @@ from rallypoint.rollcall.identity import Identity, Role
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.looks import LookStep
 from rallypoint.server.core.store import Core
-from rallypoint.server.reporting.events import Events, RelayEvents
-from rallypoint.server.reporting.stalls import StallReports
+from rallypoint.server.reporting.events import Events, RelayEvents, StallReports
 from rallypoint.stores.client.connecting import connect
 from rallypoint.stores.client.deadline import Deadline
 from rallypoint.stores.client.look import look as look_at

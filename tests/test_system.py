@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rallypoint.server.machine import limits, names, packages, ports
+from rallypoint.server.machine import names, packages, ports
 from rallypoint.stores.client.deadline import within
 from raw import SECONDS
 
@@ -39,11 +39,11 @@ def test_calls_that_answer_fail_or_do_neither() -> None:
 
 def test_numbers_in_files(tmp_path: Path) -> None:
     path = tmp_path / "number"
-    assert limits._number_in(str(path)) is None
+    assert ports._number_in(str(path)) is None
     path.write_text("4096\n")
-    assert limits._number_in(str(path)) == 4096
+    assert ports._number_in(str(path)) == 4096
     path.write_text("many\n")
-    assert limits._number_in(str(path)) is None
+    assert ports._number_in(str(path)) is None
 
 
 # Names and packages ----------------------------------------------------------------------------------------

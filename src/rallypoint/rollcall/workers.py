@@ -32,10 +32,12 @@ _NUMBERS: Final = 1 << 32
 
 def whole(snapshot: Snapshot) -> Snapshot:
     """The snapshot of a server, with the clients of its workers as clients of its own."""
-    workers = sorted((each for each in snapshot.relays if each.peer.startswith(WORKER)), key=_peer)
+    workers = [each for each in snapshot.relays if each.peer.startswith(WORKER)]
+    workers.sort(key=lambda each: each.peer)
     if not workers and snapshot.ended_workers is None:
         return snapshot
     relays = tuple(each for each in snapshot.relays if not each.peer.startswith(WORKER))
+    own = (each for each in snapshot.clients if not each.peer.startswith(WORKER))  # workers ask as well
     parts = [each.part for each in workers if each.part is not None]
     errors = sorted((each for told in (snapshot, *parts) for each in told.errors), key=lambda each: each.time)
     gone = (
@@ -49,7 +51,7 @@ def whole(snapshot: Snapshot) -> Snapshot:
     counters = _sum([snapshot.ended_workers or Counters(), *parts])
     return replace(
         snapshot,
-        clients=(*_own_clients(snapshot), *_clients(workers, {each.peer for each in relays})),
+        clients=(*own, *_clients(workers, {each.peer for each in relays})),
         relays=relays,
         own_workers=tuple(map(_worker, workers)),
         barriers=tuple(_barrier(each, workers) for each in snapshot.barriers),
@@ -87,10 +89,6 @@ def _sum(told: Sequence[Counters | Snapshot]) -> Counters:
     )
 
 
-def _peer(each: Relay) -> str:
-    return each.peer
-
-
 def _number(worker: Relay, number: int) -> int:
     return worker.id * _NUMBERS + number
 
@@ -98,11 +96,6 @@ def _number(worker: Relay, number: int) -> int:
 def _worker(each: Relay) -> Worker:
     clients = len(each.part.clients) if each.part is not None else -1
     return Worker(each.id, each.peer, each.seconds, clients)
-
-
-def _own_clients(snapshot: Snapshot) -> Iterable[Client]:
-    """Without the connections by which workers ask."""
-    return (each for each in snapshot.clients if not each.peer.startswith(WORKER))
 
 
 def _clients(workers: Iterable[Relay], relays: set[str]) -> Iterable[Client]:

@@ -17,8 +17,8 @@ from rallypoint.build import in_use
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
 from rallypoint.server.loops.backend import LOOP_PACKAGE
-from rallypoint.server.machine.limits import accept_backlog, syn_backlog
 from rallypoint.server.machine.packages import ABSENT, installed
+from rallypoint.server.machine.ports import accept_backlog, syn_backlog
 from rallypoint.text import size
 
 _OTHERS: Final = ("torch", "accelerate", "deepspeed", "lightning", "numpy")

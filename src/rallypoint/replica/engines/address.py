@@ -21,6 +21,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from rallypoint.errors import UsageError
+from rallypoint.stores.client.connecting import format_address
 
 PASSWORD_VARIABLE: Final = "RALLYPOINT_ENGINE_PASSWORD"  # noqa: S105
 PASSWORD_HINT: Final = (
@@ -79,15 +80,11 @@ class EngineAddress:
     @property
     def places(self) -> str:
         """All hosts with their ports, for messages."""
-        return ", ".join(join_host(*each) for each in self.hosts)
+        return ", ".join(format_address(*each) for each in self.hosts)
 
     def __str__(self) -> str:
         master = f", {self.master}" if self.master else ""
         return f"{self.kind} at {self.places}{master}, job {self.job}"
-
-
-def join_host(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(url: str, environ: Mapping[str, str] | None = None) -> EngineAddress:

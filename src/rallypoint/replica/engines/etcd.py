@@ -40,8 +40,7 @@ from rallypoint.replica.engines.etcd_messages import (
     put,
     transaction,
 )
-from rallypoint.replica.engines.pace import Pace
-from rallypoint.replica.engines.parsing import parsing
+from rallypoint.replica.engines.reading import Pace, parsing
 from rallypoint.replica.log import (
     MOST_BYTES,
     Checkpoint,

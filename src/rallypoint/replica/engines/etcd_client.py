@@ -11,9 +11,10 @@ from typing import Final
 import grpc
 
 from rallypoint.replica.engines import etcd_messages as messages
-from rallypoint.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls, join_host
+from rallypoint.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls
 from rallypoint.replica.engines.etcd_messages import Outcome, Status
 from rallypoint.replica.log import EngineAwayError, EngineRefusedError
+from rallypoint.stores.client.connecting import format_address
 
 SECONDS_PER_CALL: Final = 2.0
 """How long nodes are tried, one after the other."""
@@ -54,7 +55,7 @@ class EtcdClient:
 
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
-        self._channels = [_open(join_host(*each), address.tls) for each in address.hosts]
+        self._channels = [_open(format_address(*each), address.tls) for each in address.hosts]
         self._current = 0
         self._token = ""
         self._closed = threading.Event()

@@ -30,8 +30,7 @@ from urllib.parse import quote
 from rallypoint.errors import UsageError
 from rallypoint.replica.engines import redis_scripts as scripts
 from rallypoint.replica.engines.address import EngineAddress
-from rallypoint.replica.engines.pace import Pace
-from rallypoint.replica.engines.parsing import parsing
+from rallypoint.replica.engines.reading import Pace, parsing
 from rallypoint.replica.engines.redis_client import Command, RedisClient
 from rallypoint.replica.log import (
     MOST_BYTES,

@@ -31,10 +31,9 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.durations import Durations
 from rallypoint.server.core.looks import Fields, Looks, Pending
 from rallypoint.server.core.outbox import Close, Outbox, Work
-from rallypoint.server.core.progress import Progress
 from rallypoint.server.core.registry import Sessions
 from rallypoint.server.core.sessions import Carrier, Session
-from rallypoint.server.core.traffic import Traffic
+from rallypoint.server.core.traffic import Progress, Traffic
 from rallypoint.wire.opcodes import Op
 
 if TYPE_CHECKING:

@@ -60,7 +60,9 @@ def make_loop(choice: Choice) -> tuple[Loop, str]:
     if choice is Choice.LEGACY:
         return LegacyLoop(), ""
     try:
-        return _libuv_loop(), ""
+        from rallypoint.server.loops.libuv import LibuvLoop  # late: it imports asyncio, which takes its time
+
+        return LibuvLoop(LOOP_PACKAGE), ""
     except ImportError as error:
         warning = (
             f"libuv was asked for, but {LOOP_PACKAGE} cannot be imported ({error}); "
@@ -77,12 +79,6 @@ def load_loop() -> None:
             import_module(LOOP_PACKAGE)
     except (ImportError, UsageError):
         pass  # whoever makes the loop says so
-
-
-def _libuv_loop() -> Loop:
-    from rallypoint.server.loops.libuv import LibuvLoop  # late: it imports asyncio, which takes its time
-
-    return LibuvLoop(LOOP_PACKAGE)
 
 
 def _choice_of(use_libuv: bool) -> Choice:

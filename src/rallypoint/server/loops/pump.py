@@ -32,9 +32,8 @@ from rallypoint.server.loops.link import Link, Socket
 from rallypoint.server.loops.listening import Arrival, Listening
 from rallypoint.server.loops.loop import SLICE, Callback, Loop, Sliced
 from rallypoint.server.machine.addresses import is_within_machine
-from rallypoint.server.reporting.events import Events, RelayEvents
-from rallypoint.server.reporting.process_names import ProcessNames
-from rallypoint.server.reporting.stalls import StallReports
+from rallypoint.server.reporting.events import Events, RelayEvents, StallReports
+from rallypoint.server.reporting.neighbours import ProcessNames
 
 if TYPE_CHECKING:
     from rallypoint.server.loops.guarded import Door

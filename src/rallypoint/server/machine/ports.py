@@ -1,4 +1,4 @@
-"""The processes that listen on ports, where the system tells, and the ports that it gives to clients."""
+"""Who listens on ports, which ports the system gives to clients, and how many of them may wait."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ def client_ports() -> tuple[int, int]:
         return int(low), int(high)
     except (OSError, ValueError):
         return _OF_LINUX
+
+
+def accept_backlog() -> int | None:
+    """How many clients may wait on one socket to be accepted, at most (somaxconn)."""
+    return _number_in("/proc/sys/net/core/somaxconn")
+
+
+def syn_backlog() -> int | None:
+    """How many connections may be half open on one socket."""
+    return _number_in("/proc/sys/net/ipv4/tcp_max_syn_backlog")
+
+
+def _number_in(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def free_port() -> int:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.server.machine.limits import accept_backlog
-from rallypoint.server.machine.ports import holder_of
+from rallypoint.server.machine.ports import accept_backlog, holder_of
 from rallypoint.server.machine.reasons import reason_of
 
 logger = logging.getLogger("rallypoint.server")

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO, cast
 
 from rallypoint.errors import UsageError
@@ -83,13 +83,12 @@ class DroppingHandler(_StreamHandler):
     counted, and said later. A line may hold what clients have sent: a terminal obeys nothing in it.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__(sys.stderr)
         self._thread: _StreamOfThread | None = None
         if sys.platform == "win32" and sys.stderr is not None:
             self._thread = _StreamOfThread(sys.stderr)
             self.stream = cast(TextIO, self._thread)  # what a handler asks of a stream
-        self._clock = clock
         self._unread = 0
         self._limit = PeerLimit()
         self._timer: threading.Timer | None = None
@@ -97,7 +96,7 @@ class DroppingHandler(_StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         self._tell_left_out()
         peer: str | None = getattr(record, "peer", None)
-        if peer is None or self._limit.admits(str(record.msg), peer, self._clock()):
+        if peer is None or self._limit.admits(str(record.msg), peer, time.monotonic()):
             self._write(record)
         elif self._timer is None:
             self._timer = self._start_timer()
@@ -134,7 +133,7 @@ class DroppingHandler(_StreamHandler):
             self.release()
 
     def _tell_left_out(self) -> None:
-        for address, count in self._limit.take_left_out(self._clock()):
+        for address, count in self._limit.take_left_out(time.monotonic()):
             of = f" of {address}" if address else ""
             text = f"{counted(count, 'more such line')}{of} {'was' if count == 1 else 'were'} left out"
             self._write(logging.LogRecord(_LOGGER, logging.WARNING, "", 0, text, None, None))

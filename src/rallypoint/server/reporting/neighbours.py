@@ -2,20 +2,25 @@
 
 `neighbours_program` is the program that the child runs, and says what can be found. It is started only when
 a caller asks, one at a time, with a pause after each; a thread waits for it. If anything goes wrong with it,
-the answer is that no process is known.
+the answer is that no process is known. `ProcessNames` names the clients by what is found.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
+from rallypoint.rollcall.identity import NOBODY, Identity, Role, Source
+from rallypoint.server.core.clients import Client
+from rallypoint.server.core.front import Front
 from rallypoint.server.loops.loop import Loop
 
 logger = logging.getLogger("rallypoint.server")
@@ -28,6 +33,7 @@ PAUSE_SECONDS: Final = 2.0
 
 _POLL_SECONDS: Final = 0.01
 _CLOSE_SECONDS: Final = 1.0
+_NAMED_AT_ONCE: Final = 500
 
 # An interpreter that takes nothing from the environment and looks for no packages by itself starts quickly,
 # and runs no `sitecustomize` of a job.
@@ -184,3 +190,51 @@ def _read(output: bytes) -> Found:
         process = Process(pid, rank, local_rank, world_size)
         found.update(dict.fromkeys(map(tuple, ends), process))
     return found
+
+
+class ProcessNames:
+    """Names the clients of one server or relay, when somebody looks."""
+
+    def __init__(self, loop: Loop, core: Front[Any], listeners: Iterable[socket.socket]) -> None:
+        self._loop = loop
+        self._core = core
+        self._ports = [listener.getsockname()[1] for listener in listeners]
+        self._neighbours = Neighbours(loop, self._ports)
+
+    def find(self) -> None:
+        """Ask the system for the clients that have no name; it knows them by the ports of the listeners."""
+        if not self._ports:
+            self._core.processes_found()
+            return
+        nameless = [each for each in self._core.clients if each.is_nameless]
+        self._neighbours.ask(partial(self._name, nameless))
+
+    def close(self) -> None:
+        self._neighbours.close()
+
+    def _name(self, clients: Sequence[Client], found: Found) -> None:
+        """Some at a time: there may be thousands."""
+        for client in clients[:_NAMED_AT_ONCE]:
+            if client.since >= self._neighbours.began:
+                continue  # the process that was found may be another one, which had this address before
+            address, _, port = client.peer.rpartition(":")
+            process = found.get((address, int(port)))
+            client.tries += 1
+            if process is not None and client.who is NOBODY and client in self._core.clients:
+                self._core.clients.name(client, _identity(self._core.about.host, process))
+        if len(clients) > _NAMED_AT_ONCE:
+            self._loop.later(0, partial(self._name, clients[_NAMED_AT_ONCE:], found))
+        else:
+            self._core.processes_found()
+
+
+def _identity(host: str, process: Process) -> Identity:
+    return Identity(
+        host=host,
+        pid=process.pid,
+        rank=process.rank,
+        local_rank=process.local_rank,
+        world_size=process.world_size,
+        role=Role.RANK if process.rank >= 0 else Role.UNKNOWN,
+        source=Source.PROCESS,
+    )

@@ -16,8 +16,9 @@ from rallypoint.rollcall.identity import NOBODY, Identity, Role, is_hello, parse
 from rallypoint.rollcall.question import Question
 from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import Enter, GoOn
-from rallypoint.server.core.registry import Party, Sessions
-from rallypoint.wire.encoding import VALIDATE, pack_i64
+from rallypoint.server.core.registry import Sessions
+from rallypoint.server.core.sessions import Bearer, Session
+from rallypoint.wire.encoding import EMPTY_BLOB, VALIDATE, pack_i64
 from rallypoint.wire.handlers import Deliver
 from rallypoint.wire.limits import Limits
 from rallypoint.wire.opcodes import READY, SHAPES, Op
@@ -44,12 +45,12 @@ _NOTHING_TOLD: Final = Told(b"", 0.0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Client(Party, ABC):
+class Client(Bearer, ABC):
     """One connection."""
 
     __slots__ = (
-        *("_clients", "_looker", "_parser", "_unread", "_unserved", "receive", "received", "sent"),
-        *("told", "tries", "who", "why"),
+        *("_clients", "_looker", "_parser", "_sessions", "_unread", "_unserved", "receive", "received"),
+        *("sent", "told", "tries", "who", "why"),
     )
 
     receive: Callable[[bytes], bytes]
@@ -59,8 +60,9 @@ class Client(Party, ABC):
     """
 
     def __init__(self, clients: Clients[Any], sessions: Sessions, peer: str) -> None:
-        super().__init__(sessions, peer)
+        super().__init__(peer)
         self._clients = clients
+        self._sessions = sessions
         self._parser: RequestParser[Any] | None = None
         self._looker: Looker | None = None
         self._unread = 0  # bytes of replies that the client has not taken
@@ -186,6 +188,33 @@ class Client(Party, ABC):
     def postpone(self) -> None:
         """The parser calls this when it keeps requests for another turn."""
         self._clients.postpone(self)
+
+    # What the parser calls for a session
+
+    def open_session(self, token: bytes, tail: bytes) -> bytes | None:
+        return self.begin(self._sessions.open(self, token, tail))
+
+    def batch(self, payload: bytes) -> bytes | None:
+        session = self._own_session()
+        session.begin_batch(payload)
+        if self._sessions.step(session):  # nearly always
+            return session.flush()
+        return self.begin(self._sessions.go_on_with(session))
+
+    def present(self) -> bytes | None:
+        return self.begin(self._own_session().be_present())
+
+    def bye(self) -> bytes:
+        self._sessions.end(self._own_session())
+        return b""
+
+    def beat(self) -> bytes | None:
+        return EMPTY_BLOB
+
+    def _own_session(self) -> Session:
+        if self.session is None:
+            raise ProtocolError("a request of a session, on a connection that has none")
+        return self.session
 
 
 def _receive_nothing(_: bytes) -> bytes:

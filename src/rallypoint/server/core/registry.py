@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.compiling import mypyc_attr
 from rallypoint.engine.keyspace import State
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.rollcall.identity import WORKER
@@ -15,7 +14,6 @@ from rallypoint.server.core.context import Context
 from rallypoint.server.core.outbox import Close, CoreFault, Work
 from rallypoint.server.core.sessions import Bearer, Carrier, Session
 from rallypoint.server.core.slices import Rest, Slices, one_after_the_other
-from rallypoint.wire.encoding import EMPTY_BLOB
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.sessions import TOKEN_BYTES, Answer, Welcome, pack_welcome, parse_session
@@ -239,39 +237,3 @@ class Sessions:
         for token, session in self._by_token.items():
             assert session.token == token
             session.check_invariants()
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Party(Bearer):
-    """A connection that may carry a session: what the parser calls for that."""
-
-    __slots__ = ("_sessions",)
-
-    def __init__(self, sessions: Sessions, peer: str = "") -> None:
-        super().__init__(peer)
-        self._sessions = sessions
-
-    def open_session(self, token: bytes, tail: bytes) -> bytes | None:
-        return self.begin(self._sessions.open(self, token, tail))
-
-    def batch(self, payload: bytes) -> bytes | None:
-        session = self._own_session()
-        session.begin_batch(payload)
-        if self._sessions.step(session):  # nearly always
-            return session.flush()
-        return self.begin(self._sessions.go_on_with(session))
-
-    def present(self) -> bytes | None:
-        return self.begin(self._own_session().be_present())
-
-    def bye(self) -> bytes:
-        self._sessions.end(self._own_session())
-        return b""
-
-    def beat(self) -> bytes | None:
-        return EMPTY_BLOB
-
-    def _own_session(self) -> Session:
-        if self.session is None:
-            raise ProtocolError("a request of a session, on a connection that has none")
-        return self.session

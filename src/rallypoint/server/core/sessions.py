@@ -16,7 +16,7 @@ from rallypoint.engine.keyspace import State, Value
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.server.core.long_answers import LongAnswers
 from rallypoint.server.core.outbox import Outbox
-from rallypoint.server.core.slices import Rest, Slices, Worker, nothing, one_after_the_other, sliced
+from rallypoint.server.core.slices import Rest, Slices, nothing, one_after_the_other, sliced
 from rallypoint.wire.form import WholeRequests
 from rallypoint.wire.opcodes import Op
 from rallypoint.wire.parser import STEP_BYTES, STEPS_AT_ONCE
@@ -60,13 +60,13 @@ class Carrier(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Bearer(Worker):
-    """A connection that may carry a session: what the session knows of it."""
+class Bearer:
+    """A connection: the request that it has under way, and what a session knows of it."""
 
-    __slots__ = ("id", "peer", "session", "since")
+    __slots__ = ("_slices", "id", "peer", "session", "since")
 
     def __init__(self, peer: str) -> None:
-        super().__init__()
+        self._slices: Slices | None = None
         self.peer = peer
         """Its name in messages."""
         self.id = 0
@@ -76,6 +76,28 @@ class Bearer(Worker):
 
     def has_session(self) -> None:
         """It carries a session from now on."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a request is under way: `go_on` is to be called."""
+        return self._slices is not None
+
+    def begin(self, slices: Slices) -> bytes | None:
+        """The first slice of a request; returns what `go_on` does."""
+        self._slices = slices
+        return self.go_on()
+
+    def go_on(self) -> bytes | None:
+        """Carry out the next slice: the reply after the last one; before that, a piece of it or None."""
+        slices, self._slices = self._slices, None
+        assert slices is not None, "there is a request under way"
+        try:
+            piece = next(slices)
+        except StopIteration as end:
+            reply: bytes = end.value
+            return reply
+        self._slices = slices
+        return piece
 
 
 class Session:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
-from rallypoint.compiling import mypyc_attr
 from rallypoint.wire.parser import STEPS_AT_ONCE
 
 Slices = Generator[bytes | None, None, bytes]
@@ -40,35 +39,3 @@ def one_after_the_other(*rests: Rest) -> Rest:
 def sliced(keys: list[T]) -> Iterator[list[T]]:
     for start in range(0, len(keys), SLICE):
         yield keys[start : start + SLICE]
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Worker:
-    """Carries out one request at a time, in slices."""
-
-    __slots__ = ("_slices",)
-
-    def __init__(self) -> None:
-        self._slices: Slices | None = None
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a request is under way: `go_on` is to be called."""
-        return self._slices is not None
-
-    def begin(self, slices: Slices) -> bytes | None:
-        """The first slice of a request; returns what `go_on` does."""
-        self._slices = slices
-        return self.go_on()
-
-    def go_on(self) -> bytes | None:
-        """Carry out the next slice: the reply after the last one; before that, a piece of it or None."""
-        slices, self._slices = self._slices, None
-        assert slices is not None, "there is a request under way"
-        try:
-            piece = next(slices)
-        except StopIteration as end:
-            reply: bytes = end.value
-            return reply
-        self._slices = slices
-        return piece

@@ -220,7 +220,7 @@ def slurm_cluster(folder: Path, proctrack: str, size: int = 2) -> Iterator[Slurm
 
 @contextmanager
 def _groups() -> Iterator[None]:
-    """Groups of processes that Slurm can make; for one cluster at a time, as their names are fixed."""
+    """Groups of processes that Slurm can make. Their names are fixed, but one cluster runs at a time."""
 
     def run(then: str) -> int:
         words = ["unshare", "--mount", "sh", "-ec", _MOUNT_GROUPS + then]
@@ -228,12 +228,11 @@ def _groups() -> Iterator[None]:
 
     if run("true"):
         pytest.skip("the kernel has no cgroups of version 1, or does not let us have them")
-    with in_turns("groups"):
-        try:
-            yield
-        finally:
-            # Processes that were killed may be there for a moment.
-            await_that(lambda: not run(_REMOVE_GROUPS), lambda: "there are groups left")
+    try:
+        yield
+    finally:
+        # Processes that were killed may be there for a moment.
+        await_that(lambda: not run(_REMOVE_GROUPS), lambda: "there are groups left")
 
 
 def _configure(folder: Path, address: str, machines: Sequence[Machine], proctrack: str) -> list[str]:

@@ -343,16 +343,12 @@ def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
+    with browsing() as browser, job(tmp_path) as running:
         begin(running, tmp_path, "sleep", ["--nproc-per-node=4", STALL_AFTER])
         running.await_text("see `rallypoint stacks ")
         [(host, port)] = re.findall(r"rallypoint stacks ([^\s`]+):(\d+)`", running.log())
         place = f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:"
-        with (
-            browsing() as browser,
-            page_of(watch_store((host, int(port)))) as url,
-            looking(browser, url) as look,
-        ):
+        with page_of(watch_store((host, int(port)))) as url, looking(browser, url) as look:
             expect(look.page.locator("#stall-text")).to_contain_text("3 of 4 ranks wait in all_reduce")
             expect(look.page.locator("#stall-text")).to_contain_text(place)
             rows = look.page.locator("#work-list > li")

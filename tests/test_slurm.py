@@ -50,13 +50,15 @@ EVERYWHERE = [
     "rank 3 of 4 on gpu02 1 2 1 sum 6.0",
 ]
 
+CLUSTERS = {"linuxproc": ("linuxproc", 2), "cgroup": ("cgroup", 2), "three machines": ("linuxproc", 3)}
+"""How Slurm finds the processes of a job, and the number of machines."""
 
 on_every_slurm = pytest.mark.parametrize("slurm", ["linuxproc", "cgroup"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["linuxproc"])
 def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), request.param) as cluster:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), *CLUSTERS[request.param]) as cluster:
         yield cluster
 
 
@@ -229,25 +231,25 @@ while True:
 )
 
 
-def test_a_job_that_a_spare_has_saved_may_end_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slurm", ["three machines"], indirect=True)
+def test_a_job_that_a_spare_has_saved_may_end_well(slurm: Slurm) -> None:
     """As in the guide: srun ends with the code of the launcher that was lost, and the script decides."""
     run = f"{RUN} --spares=1 --nproc-per-node=1"
-    with slurm_cluster(tmp_path, "linuxproc", size=3) as slurm:
-        srun = f"srun --no-kill --kill-on-bad-exit=0 {run} {script(slurm, SAVED)}"
-        end = "code=$?; echo srun $code; [ -e finished ] && exit 0; exit $code"
-        job = slurm.submit(f"{srun}; {end}", "--nodes=3", "--ntasks-per-node=1", "--no-kill")
-        job.await_text(" sum ", 2)
-        [first] = [line for line in ranks_in(job.log) if line.startswith("rank 1 ")]
-        lost = first.partition(" on gpu0")[2][0]
-        [launcher] = [
-            each
-            for each in slurm.processes()
-            if each.cmdline()[1:4] == ["-m", "rallypoint", "run"]
-            and each.environ()["SLURMD_NODENAME"] == f"gpu0{lost}"
-        ]
-        launcher.kill()
-        job.await_text("rank 1 of 2", 2)
-        (tmp_path / "go").touch()
-        assert job.await_state("COMPLETED", "FAILED") == "COMPLETED", job.log
-        assert "srun 137" in job.log
-        slurm.await_no_processes()
+    srun = f"srun --no-kill --kill-on-bad-exit=0 {run} {script(slurm, SAVED)}"
+    end = "code=$?; echo srun $code; [ -e finished ] && exit 0; exit $code"
+    job = slurm.submit(f"{srun}; {end}", "--nodes=3", "--ntasks-per-node=1", "--no-kill")
+    job.await_text(" sum ", 2)
+    [first] = [line for line in ranks_in(job.log) if line.startswith("rank 1 ")]
+    lost = first.partition(" on gpu0")[2][0]
+    [launcher] = [
+        each
+        for each in slurm.processes()
+        if each.cmdline()[1:4] == ["-m", "rallypoint", "run"]
+        and each.environ()["SLURMD_NODENAME"] == f"gpu0{lost}"
+    ]
+    launcher.kill()
+    job.await_text("rank 1 of 2", 2)
+    (slurm.folder / "go").touch()
+    assert job.await_state("COMPLETED", "FAILED") == "COMPLETED", job.log
+    assert "srun 137" in job.log
+    slurm.await_no_processes()

@@ -66,6 +66,7 @@ def await_turn(process: subprocess.Popen[str]) -> None:
 
 
 def has_turn(process: subprocess.Popen[str]) -> bool:
+    assert process.stdout
     return bool(select.select([process.stdout], [], [], 0.5)[0])
 
 

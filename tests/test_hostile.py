@@ -323,33 +323,41 @@ def attacked(server: Server, kind: str, seconds: float, connections: int = 64) -
         end(process)
 
 
+def busy_seconds(servers: list[psutil.Process]) -> float:
+    """How long they have computed, which other load on the machine does not change."""
+    return sum(sum(each.cpu_times()[:2]) for each in servers)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("target", ["libuv", "legacy", "relay"])
 def test_another_client_hardly_notices_an_attack(target: str, tmp_path: Path) -> None:
     """Without slices, LIST_KEYS hold it up for seconds.
 
-    On an idle machine with 16 cores p99 was at most 12 ms without a relay, on both backends. Behind one it
-    was 3 to 24 ms, but 30 ms with BARRIER and 84 ms with CHECK.
+    What counts is how much a server computes before it answers. On an idle machine with 16 cores the 99th
+    percentile of the wait was at most 12 ms without a relay, on both backends. Behind one it was 3 to 24 ms,
+    but 30 ms with BARRIER and 84 ms with CHECK.
     """
     with (tmp_path / "log").open("w+") as log, ExitStack() as stack:
         server = stack.enter_context(serving("libuv" if target == "relay" else target, log))
+        servers = [psutil.Process(server.process.pid)]
         with RawClient(server.port) as owner:
             for number in range(STORED):
                 owner.send(request(Op.SET, stored_key(number), b"value"))
             owner.set(LARGE, bytes(8 << 20))
         if target == "relay":
             server = stack.enter_context(relaying(server.address, log))
+            servers.append(psutil.Process(server.process.pid))
         client = stack.enter_context(RawClient(server.port))
         client.set(b"/mine", b"v")
         for kind in KINDS:
             with attacked(server, kind, 30.0):
                 took: list[float] = []
-                deadline = time.monotonic() + 25.0
+                deadline = time.monotonic() + 15.0
                 while len(took) < 200 and time.monotonic() < deadline:
-                    began = time.perf_counter()
+                    before = busy_seconds(servers)
                     assert client.get(b"/mine") == b"v"
-                    took.append(time.perf_counter() - began)
+                    took.append(busy_seconds(servers) - before)
                     time.sleep(0.001)
             took.sort()
             assert took[int(len(took) * 0.99)] < 0.5, f"{kind}: {took[-5:]}"

@@ -102,7 +102,7 @@ def test_each_task_is_a_rank_also_beside_another_job(mpirun: list[str], mpi: Mpi
     try:
         await_that(lambda: mpi.log.read_text().count("sum 1.0") == 2, mpi.log.read_text)
         before = mpi.log.read_text()
-        code, log = mpi.run(words, JOIN)
+        code, log = mpi.run(words, DONE)
         (mpi.folder / "go").touch()
         assert (first.wait(SECONDS), code) == (0, 0), before + log
     finally:
@@ -181,7 +181,7 @@ def test_two_machines_by_open_mpi(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> 
         assert code == 0, log
         assert log.count("sum 6.0") == 4, log
         words = [*mpirun, *there, "-np", "2", "--map-by", "ppr:1:node", *RUN, "--nproc-per-node=2"]
-        code, log = mpi.run(words, JOIN)
+        code, log = mpi.run(words, DONE)
         assert code == 0, log
         assert log.count("sum 6.0") == 4, log
 

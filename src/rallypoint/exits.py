@@ -71,6 +71,12 @@ def signal_name(number: int) -> str:
     return names.get(number) or f"SIG{_LINUX.get(number, number)}"
 
 
+def signal_number(name: str) -> int:
+    """9 for SIGKILL, and so on; 0 for a name that no signal has."""
+    own = {each.name: each.value for each in signal.Signals}
+    return own.get(name) or next((number for number, each in _LINUX.items() if f"SIG{each}" == name), 0)
+
+
 def exit_text(code: int) -> str:
     """`exit code 1`; `exit code 3221225477 (0xC0000005, access violation)`."""
     if code not in _STATUSES:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rallypoint.explain.knowledge import Entry
 
 MOST_EVENTS: Final = 20_000
-"""Failures kept of one log. Work is counted, not kept: `Work` has its size."""
+"""Kept of one log."""
 
 
 class Kind(enum.Enum):
@@ -208,18 +209,6 @@ class Event:
         return self.raised.headline if self.raised is not None and self.raised.headline else self.text.strip()
 
 
-@dataclass(frozen=True)
-class Work:
-    """What kind of work a line shows; kept for every such line, so it is small."""
-
-    kind: Kind
-    log: int
-    line: int
-    process: Process
-    form: int
-    """Lines of the same form with the same numbers have the same one."""
-
-
 @dataclass
 class Log:
     """One log, once it has been read."""
@@ -234,3 +223,90 @@ class Log:
     last_line: Event | None = None
     """What the last line means, if it means anything."""
     newest_first: bool = False
+    heard: set[str] = field(default_factory=set)
+    """The speakers of the knowledge base that it shows."""
+
+    def shown_line(self, line: int) -> int:
+        """The number of a line as an editor counts it."""
+        return self.lines + 1 - line if self.newest_first else line
+
+
+class History:
+    """The events of all logs, with the questions that the rules ask."""
+
+    def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
+        self.events = list(events)
+        self.logs = list(logs)
+        self.failures = [each for each in events if each.is_failure]
+        self._work: dict[int, list[Event]] = {}
+        for each in events:
+            if each.is_work or each.kind is Kind.BEGIN:
+                self._work.setdefault(each.log, []).append(each)
+
+    def work_before(self, event: Event) -> list[Event]:
+        """The work that the log shows before an event, in its run."""
+        work = self._work.get(event.log, [])
+        end = bisect_left(work, event.line, key=_line_of)
+        return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
+
+    def work_after(self, event: Event) -> list[Event]:
+        """The work of the event's process after it; a bar that is only drawn again is none."""
+        drawn = {step_of(each.text) for each in self.work_before(event)}
+        work = self._work.get(event.log, [])
+        begin = bisect_right(work, event.line, key=_line_of)
+        return [
+            each
+            for each in work[begin : begin + _ENOUGH]
+            if each.is_work and _may_be_same(each.process, event.process) and step_of(each.text) not in drawn
+        ]
+
+    def begins_after(self, event: Event) -> bool:
+        """Whether something begins after an event."""
+        return any(each.kind is Kind.BEGIN and each.line > event.line for each in self._work.get(event.log, []))
+
+    def last_work(self, log: int | None = None) -> Event | None:
+        """The last line that shows work: of one log, or of any."""
+        work = [
+            each
+            for index, found in self._work.items()
+            if log is None or index == log
+            for each in found
+            if each.is_work
+        ]
+        return max(work, key=lambda each: (each.log, each.line), default=None)
+
+    def before(self, event: Event, *kinds: Kind) -> list[Event]:
+        """The events of some kinds before another one, in its log and run."""
+        return [
+            each
+            for each in self.events
+            if each.kind in kinds and each.log == event.log and each.run == event.run and each.line < event.line
+        ]
+
+
+_ENOUGH: Final = 100
+"""So many lines of work before or after an event are looked at."""
+_COUNTERS: Final = re.compile(
+    r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
+    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(?<!\d{4}/)(?!\d{4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
+)
+
+
+def step_of(text: str) -> str:
+    """What tells a step from others: its counters, otherwise its whole line."""
+    return " ".join(found[1] or found[2] for found in _COUNTERS.finditer(text)) or text
+
+
+def distinct_steps(work: Iterable[Event]) -> int:
+    """How many different steps some lines show."""
+    return len({step_of(each.text) for each in work})
+
+
+def _may_be_same(one: Process, other: Process) -> bool:
+    """Whether two writers may be the same process, as far as their lines tell."""
+    pairs = ((one.rank, other.rank), (one.local, other.local), (one.host, other.host), (one.pid, other.pid))
+    return all(a is None or b is None or a == b for a, b in pairs)
+
+
+def _line_of(event: Event) -> int:
+    return event.line

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.explain.classify import classify, table
-from rallypoint.explain.events import FAILURES, MOST_EVENTS, NOBODY, Event, Kind, Log, Process, Raised
+from rallypoint.explain.events import FAILURES, MOST_EVENTS, Event, Kind, Log, Process, Raised
 from rallypoint.explain.knowledge import Knowledge
-from rallypoint.explain.lines import Line, Prefixes
-from rallypoint.explain.quick import Sieve
-from rallypoint.explain.reported import OwnReports, Tables
-from rallypoint.explain.tracebacks import STARTS, Part, Reader
+from rallypoint.explain.lines import Line, Prefixes, decode
+from rallypoint.explain.quick import Sieve, blocks, fixed_texts
+from rallypoint.explain.reported import OwnReports, Table
+from rallypoint.explain.tracebacks import Part, Reader
 
-BLOCK_BYTES: Final = 1 << 20
 _BEFORE: Final = 60
 _AFTER: Final = 200
 _TAIL: Final = 100
 _KEPT_TAIL: Final = 15
-_LONGEST: Final = 4_000
 _MOST_WRITERS: Final = 4_096
 _MOST_ALIKE: Final = 20
 _NEXT_RUN: Final = 15
@@ -44,6 +42,29 @@ _CAUGHT: Final = re.compile(
     r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
     r"|^Exception ignored|^--- Logging error"
 )
+
+
+_STARTS: Final = tuple(
+    map(
+        re.compile,
+        (
+            r"(?i)traceback \(most recent call last",
+            r'\bFile "',
+            "rallypoint: ",
+            r"what\(\): ",
+            "terminate called",
+            "panicked at ",
+            "Fatal Python error: ",
+            r"\b(?:error|exception|warning|interrupt|exit|timeout|fault)\b",
+            "Exception ignored",
+            "[Uu]sage: ",
+            "Root Cause ",
+            "[Ff]ailures:",
+            r"\*\*\* (?:SIG|Process received)",
+        ),
+    )
+)
+"""What begins something that needs every line after it."""
 
 
 @dataclass
@@ -70,11 +91,11 @@ def scan(
     sources: Iterable[Source], known: Knowledge, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[list[Log], list[Event]]:
     """All logs, and their events in the order of logs and lines."""
-    sieve_patterns = [*table().failures, *STARTS, *known.line_patterns]
+    patterns = [each for each in (*table().failures, *_STARTS, *known.patterns) if fixed_texts(each)]
     logs: list[Log] = []
     events: list[Event] = []
     for index, source in enumerate(sources):
-        reader = _LogReader(source, index, known, Sieve(sieve_patterns))
+        reader = _LogReader(source, index, known, Sieve(patterns))
         logs.append(reader.read(progress))
         events += sorted(reader.events, key=lambda each: each.line)
     return logs, events
@@ -92,7 +113,7 @@ class _LogReader:
         self.events: list[Event] = []
         self._prefixes = Prefixes()
         self._own = OwnReports(index)
-        self._tables = Tables(index)
+        self._table = Table(index)
         self._readers: dict[Process, Reader] = {}
         self._headings: dict[Process, _Heading] = {}
         self._lines: list[bytes] = []
@@ -121,26 +142,19 @@ class _LogReader:
 
     def _blocks(self, progress: Callable[[int], None]) -> Iterator[bytes]:
         """Blocks of whole lines; a log whose newest line comes first is turned round."""
-        blocks = _whole_lines(self._source.chunks, progress)
-        first = next(blocks, b"")
-        if not self._is_newest_first(first):
+        found = blocks(_counted(self._source.chunks, progress))
+        first = next(found, b"")
+        if not _is_newest_first(first):
             yield first
-            yield from blocks
+            yield from found
             return
         self._log.newest_first = True
-        yield b"\n".join(b"\n".join([first, *blocks]).split(b"\n")[::-1])
-
-    def _is_newest_first(self, block: bytes) -> bool:
-        prefixes = Prefixes()
-        texts = (raw.decode("utf-8", "replace")[:_LONGEST] for raw in block[: 1 << 16].split(b"\n")[:200])
-        times = [line.time for text in texts if (line := prefixes.split(text)).time is not None]
-        steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-        falls = sum(each < 0 for each in steps)
-        return falls >= 3 and not any(each > 0 for each in steps)
+        yield b"\n".join(b"".join([first, *found]).removesuffix(b"\n").split(b"\n")[::-1])
 
     def _read_block(self, block: bytes) -> None:
         if not block:
             return
+        block = block.removesuffix(b"\n")
         self._lines = block.split(b"\n")
         wanted = deque(self._sieve.wanted(block))
         at = 0
@@ -160,7 +174,7 @@ class _LogReader:
 
     @property
     def _busy(self) -> bool:
-        return self._watch > 0 or bool(self._readers) or self._own.busy or self._tables.busy
+        return self._watch > 0 or bool(self._readers)
 
     @property
     def _number(self) -> int:
@@ -170,8 +184,6 @@ class _LogReader:
         for process in list(self._readers):
             self._readers[process].close()
             self._drain(process)
-        for event in self._own.close():
-            self._add(event)
         self._at = 0
         last = len(self._before)
         base = self._log.lines - last
@@ -194,13 +206,8 @@ class _LogReader:
         if self._watch:
             self._watch -= 1
             self._looked_up_to = number
-        parts = raw.rstrip(b"\r").split(b"\r")
-        if len(parts) == 1:
-            self._take_part(raw, number)
-            return
-        chosen = {*self._sieve.wanted(b"\n".join(parts)), len(parts) - 1}
-        for index in sorted(chosen):
-            self._take_part(parts[index], number)
+        for part in self._sieve.parts(raw):
+            self._take_part(part, number)
 
     def _take_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
@@ -208,13 +215,13 @@ class _LogReader:
         if self._watch and self._failed_at >= number - _NEXT_RUN and self._opening.comes_again(line.text):
             self._begin_run()
         self._opening.learn(line.text)
-        taken, events = self._own.take(line, number)
-        if not taken:
-            taken, events = self._tables.take(line, number)
-        for event in events:
-            self._add(event)
-        if taken:
-            return
+        for report in (self._own, self._table):
+            taken, event = report.take(line, number)
+            if event is not None:
+                self._add(event)
+            if taken:
+                self._watch = max(self._watch, 1)
+                return
         part = self._follow(line, number)
         if part in (Part.NONE, Part.MORE):
             if self._judge(line, number, part):
@@ -224,7 +231,7 @@ class _LogReader:
         self._last = line.text or self._last
 
     def _split(self, raw: bytes) -> Line:
-        return self._prefixes.split(raw[: _LONGEST * 4].decode("utf-8", "replace")[:_LONGEST])
+        return self._prefixes.split(decode(raw))
 
     def _writer(self, line: Line) -> Process:
         own = line.process
@@ -263,7 +270,7 @@ class _LogReader:
 
     def _add_exception(self, raised: Raised, writer: Process) -> None:
         heading = self._headings.get(writer)
-        line = heading.line if heading is not None else Line("", writer, None, "", False, False, False)
+        line = heading.line if heading is not None else Line("", writer)
         before = heading.before if heading is not None else ""
         mild = line.level in ("debug", "info", "warning")
         caught = raised.caught or bool(_CAUGHT.search(line.text)) or bool(_CAUGHT.search(before) and mild)
@@ -275,7 +282,7 @@ class _LogReader:
             self._writer(line),
             line.time if line.time is not None else self._time,
             line.level,
-            raised=raised if caught == raised.caught else _as_caught(raised),
+            raised=raised if caught == raised.caught else replace(raised, caught=True),
             fatal=line.marked,
         )
         self._add(event)
@@ -287,7 +294,9 @@ class _LogReader:
             return False
         found = classify(text)
         kind = found.kind if found is not None else None
-        match = self._known.match_line(text)
+        speakers = self._known.speakers(text)
+        self._log.heard |= speakers
+        match = self._known.match(text, speakers)
         if found is not None and kind is None and match is None:
             return False
         if part is Part.MORE and kind is Kind.ERROR:
@@ -410,36 +419,21 @@ class _Opening:
         return again
 
 
-def _as_caught(raised: Raised) -> Raised:
-    from dataclasses import replace
-
-    return replace(raised, caught=True)
-
-
 def _shown(raw: bytes) -> bytes:
     """Of a progress bar, what it shows at its end."""
     return raw.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-def _whole_lines(chunks: Iterable[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    """Blocks of whole lines, without the newline at their ends."""
-    rest: list[bytes] = []
-    size = 0
+def _counted(chunks: Iterable[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
     for chunk in chunks:
         progress(len(chunk))
-        rest.append(chunk)
-        size += len(chunk)
-        if size >= BLOCK_BYTES and b"\n" in chunk:
-            block, _, tail = b"".join(rest).rpartition(b"\n")
-            rest, size = [tail], len(tail)
-            yield block
-    if block := b"".join(rest).removesuffix(b"\n"):
-        yield block
+        yield chunk
 
 
-def tail_of(logs: Sequence[Log]) -> Log | None:
-    """The log whose end says most: the only one, otherwise the longest."""
-    return max(logs, key=lambda each: each.lines, default=None)
-
-
-_ = NOBODY
+def _is_newest_first(block: bytes) -> bool:
+    """Whether the times of a log's first lines fall, and never rise."""
+    prefixes = Prefixes()
+    lines = (prefixes.split(decode(raw)) for raw in block[: 1 << 16].split(b"\n")[:200])
+    times = [line.time for line in lines if line.time is not None]
+    steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return sum(each < 0 for each in steps) >= 3 and all(each <= 0 for each in steps)

@@ -1,0 +1,401 @@
+"""Which failure came first, and what it is. Pure.
+
+Three tables decide, in this order. NOT_FATAL says which failures ended nothing. TIERS says how near to a first
+cause a failure can be: an exception is nearer than a lost connection, which is nearer than a launcher's "a worker
+failed". Within a tier, the order decides: what the launcher named as the first, then time, then the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rallypoint.explain.classify import class_of
+from rallypoint.explain.events import (
+    WORK,
+    Event,
+    History,
+    Kind,
+    Log,
+    Process,
+    Raised,
+    distinct_steps,
+)
+from rallypoint.explain.knowledge import Knowledge, knowledge
+
+KNOWN: Final = "known cause"
+CONSEQUENCE: Final = "consequence"
+UNKNOWN: Final = "unknown error"
+
+_CLOCKS_DIFFER: Final = 2.0
+"""Seconds by which the clocks of two machines may differ."""
+_MOST: Final = 50
+_NEAR_END: Final = 15
+_ENOUGH_STEPS: Final = 2
+"""One line may have been on its way already when something failed; two were not."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first failure, and why it was chosen."""
+
+    event: Event
+    certainty: str
+    """known cause, consequence or unknown error."""
+    reason: str
+    root: Raised | None = None
+    """The exception of the chain to look at."""
+    by: Event | None = None
+    """The line in which a library itself says what happened."""
+
+    @property
+    def chain(self) -> tuple[Raised, ...]:
+        return tuple(self.event.raised.chain) if self.event.raised is not None else ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the logs of a job say."""
+
+    verdict: Verdict | None = None
+    consequences: tuple[Event, ...] = ()
+    notices: tuple[Event, ...] = ()
+    suspects: tuple[Event, ...] = ()
+    stop: Event | None = None
+    """Where the log stops, if nothing failed and it shows no end."""
+    attempts: int = 1
+    earlier: tuple[Event, ...] = ()
+    """The first failures of earlier attempts."""
+    launcher: str = ""
+    logs: tuple[Log, ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """Logs that could not be read, each with the reason."""
+    worked: Event | None = None
+    """The last sign of work."""
+    set_aside: dict[Event, str] = field(default_factory=dict)
+    """Why a failure ended nothing."""
+
+    @property
+    def lines(self) -> int:
+        return sum(log.lines for log in self.logs)
+
+    @property
+    def found(self) -> bool:
+        return self.verdict is not None or self.stop is not None
+
+
+# Which failures ended nothing ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A reason for which a failure ended nothing."""
+
+    name: str
+    reason: str
+    holds: Callable[[Event, History], bool]
+
+
+_PROCESS_GONE: Final = (Kind.KILLED, Kind.ENDED)
+_MILD: Final = ("debug", "info", "warning")
+
+
+def _is_notice(event: Event, history: History) -> bool:
+    return event.role == "notice"
+
+
+def _was_caught(event: Event, history: History) -> bool:
+    return event.raised is not None and event.raised.caught
+
+
+def _was_survived(event: Event, history: History) -> bool:
+    """The process went on: it made two more steps, or finished its work."""
+    if event.fatal and event.kind is Kind.EXCEPTION:
+        return False
+    after = history.work_after(event)
+    if event.kind in _PROCESS_GONE or event.kind is Kind.TOLD:
+        ready = [each for each in after if each.kind is Kind.READY]
+        return bool(ready) and distinct_steps(each for each in after if each.line > ready[0].line) >= 1
+    if any(each.kind in (Kind.READY, Kind.DONE) for each in after):
+        return True
+    steps = [each for each in after if each.kind in (Kind.STEP, Kind.ANSWER)]
+    if event.kind is Kind.EXCEPTION and not event.process and _is_process_lost(event, history):
+        return False
+    return distinct_steps(steps) >= _ENOUGH_STEPS
+
+
+def _is_process_lost(event: Event, history: History) -> bool:
+    """Whether a process is reported gone after an exception of a process that is not named."""
+    return any(each.kind in _PROCESS_GONE and each.line > event.line for each in history.failures)
+
+
+def _is_aftermath(event: Event, history: History) -> bool:
+    """The job was done, or was asked to end, before this failed."""
+    if event.kind is Kind.TOLD:
+        return False
+    told = [each for each in history.before(event, Kind.TOLD) if each.match is None]
+    if told and not any(each.is_work for each in history.events if told[-1].line < each.line < event.line):
+        return not any(
+            each.is_failure and each.kind in (Kind.EXCEPTION, Kind.KILLED, Kind.ENDED) for each in _between(history, told[0])
+        )
+    done = history.before(event, Kind.DONE)
+    if not done:
+        return False
+    since = [
+        each
+        for each in history.events
+        if each.log == event.log and done[-1].line < each.line < event.line and each.kind in (*WORK, Kind.BEGIN)
+    ]
+    return not since
+
+
+def _between(history: History, told: Event) -> list[Event]:
+    """The failures before the job was asked to end."""
+    return [each for each in history.failures if each.log == told.log and each.line < told.line and each.level not in _MILD]
+
+
+def _was_warned(event: Event, history: History) -> bool:
+    return event.level in _MILD
+
+
+def _is_unheard(event: Event, history: History) -> bool:
+    """A library's own account counts only beside a failure that it explains."""
+    if event.kind is not Kind.LIBRARY or event.match is not None:
+        return False
+    return not any(each.kind in (Kind.EXCEPTION, *_PROCESS_GONE) for each in history.failures)
+
+
+NOT_FATAL: Final = (
+    Rule("notice", "it is known to be harmless", _is_notice),
+    Rule("caught", "the program caught it and went on", _was_caught),
+    Rule("survived", "the job made further steps after it", _was_survived),
+    Rule("aftermath", "the job was over, or had been asked to end, before it", _is_aftermath),
+    Rule("warned", "it was logged as a warning only", _was_warned),
+    Rule("unheard", "no failure follows from what the library says", _is_unheard),
+)
+
+
+def set_aside(history: History) -> dict[Event, Rule]:
+    """The failures that ended nothing, each with its rule."""
+    found = {}
+    for event in history.failures:
+        if (rule := next((each for each in NOT_FATAL if each.holds(event, history)), None)) is not None:
+            found[event] = rule
+    return found
+
+
+# How near to a first cause a failure can be -------------------------------------------------------------------
+
+CAUSE, KILL, LINE, FOLLOWER, WRAPPER = range(5)
+_REASONS: Final = {
+    CAUSE: "an exception, or a message with a known cause",
+    KILL: "no process reported an error before this one was killed",
+    LINE: "no exception stands in the log; this line states an error",
+    FOLLOWER: "only consequences of another failure stand in the log",
+    WRAPPER: "the log only says that a process ended",
+}
+
+
+def tier(event: Event) -> int:
+    """How near to a first cause a failure is: the lower, the nearer."""
+    if event.role == "cause":
+        return CAUSE
+    if event.role == "consequence":
+        return LINE if event.kind is not Kind.KILLED else KILL
+    if event.role == "wrapper":
+        return WRAPPER
+    if event.kind is Kind.EXCEPTION:
+        assert event.raised is not None
+        kind = class_of(root_of(event.raised))
+        if event.raised.native:
+            return LINE
+        return {"wrapper": WRAPPER, "follower": FOLLOWER}.get(kind, CAUSE)
+    if event.kind is Kind.STALL:
+        return CAUSE
+    return {Kind.KILLED: KILL, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}.get(event.kind, LINE)
+
+
+_LOOKUPS: Final = frozenset(
+    ("KeyError", "AttributeError", "IndexError", "ImportError", "ModuleNotFoundError", "StopIteration", "LookupError")
+)
+"""Programs look something up, and raise an exception of their own if it is not there."""
+
+
+def root_of(raised: Raised) -> Raised:
+    """The exception of a chain that is nearest to the cause.
+
+    That is the earliest one. But what was raised while a lookup failed says more than the lookup, and an
+    exception says more than a wrapper.
+    """
+    found = raised
+    while (earlier := found.earlier) is not None:
+        if found.handling and earlier.name in _LOOKUPS and not class_of(found):
+            break
+        if class_of(earlier) == "wrapper" and not class_of(found):
+            break
+        found = earlier
+    return found
+
+
+def point_of(raised: Raised) -> str:
+    """The line of an exception's text that says what happened: not one that only announces the next."""
+    lines = [raised.message, *raised.more]
+    for at, text in enumerate(lines[:-1]):
+        if text.strip() == "Last error:":
+            return lines[at + 1].strip()
+    if not raised.message.strip() or raised.message.rstrip().endswith(":"):
+        return next((text.strip() for text in raised.more if text.strip()), raised.message)
+    return raised.message
+
+
+# The order ----------------------------------------------------------------------------------------------------
+
+
+def first_failure(events: Sequence[Event]) -> Event | None:
+    """The first failure among events that have all ended something."""
+    if not events:
+        return None
+    named = [each for each in events if each.first]
+    if named:
+        same = [each for each in events if any(_is_same(each.process, other.process) for other in named)]
+        own = [each for each in same if not each.first and tier(each) <= LINE]
+        explained = [each for each in own if _explains(each, named)]
+        if explained:
+            return min(explained, key=_order)
+        if all(each.kind is Kind.KILLED for each in named):
+            known = [each for each in events if each.role == "cause" and not each.process]
+            return min(known or named, key=_order)
+    return min(events, key=_order)
+
+
+def _explains(event: Event, named: Sequence[Event]) -> bool:
+    """Whether a failure can be why its process ended as the launcher says: Python exits with 1, or aborts."""
+    codes = {each.code for each in named}
+    return event.kind is not Kind.EXCEPTION or event.raised is None or event.raised.native or bool(codes & {1, -6, None})
+
+
+def _is_same(one: Process, other: Process) -> bool:
+    if one.rank is not None and other.rank is not None:
+        return one.rank == other.rank
+    return one.local is not None and one.local == other.local and (one.host is None or one.host == other.host)
+
+
+def _order(event: Event) -> tuple[int, float, int, int]:
+    """By tier, then by time where all have one, then by place."""
+    return (tier(event), event.time if event.time is not None else float("inf"), event.log, event.line)
+
+
+# What it is ---------------------------------------------------------------------------------------------------
+
+
+def identified(event: Event, known: Knowledge | None = None) -> Event:
+    """The event with the entry of the knowledge base that its exception matches."""
+    known = known or knowledge()
+    if event.match is not None or event.raised is None:
+        return event
+    root = root_of(event.raised)
+    chain = [root, *(each for each in event.raised.chain if each is not root)]
+    for raised in chain:
+        files = "\n".join(frame.file for frame in raised.frames)
+        match = known.match(raised.text, known.speakers(f"{raised.text}\n{files}"))
+        if match is not None and (raised is root or match.entry.role == "cause"):
+            event.match = match
+            return event
+    return event
+
+
+def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None = None) -> Explanation:
+    """The explanation of some logs."""
+    known = known or knowledge()
+    heard = set().union(*(log.heard for log in logs)) if logs else set()
+    for event in events:
+        identified(event, known)
+        if event.match is not None and event.match.entry.heard and not heard & set(event.match.entry.heard):
+            event.match = None
+    history = History(events, logs)
+    aside = set_aside(history)
+    fatal = [each for each in history.failures if each not in aside]
+    chosen, fatal = _last_attempt(fatal)
+    warned = [each for each, rule in aside.items() if rule.name == "warned" and each.role == "cause"]
+    if chosen is not None and tier(chosen) >= FOLLOWER and warned:
+        chosen = first_failure(warned)
+    launcher = next((name for name in known.launchers if name in heard), "")
+    common = Explanation(
+        notices=tuple(each for each in aside if each.role == "notice" or each.kind is Kind.EXCEPTION)[:_MOST],
+        attempts=1 + max((each.attempt for each in events), default=0),
+        launcher=launcher,
+        logs=tuple(logs),
+        worked=history.last_work(),
+        set_aside={event: rule.reason for event, rule in aside.items()},
+    )
+    if chosen is None:
+        return replace(common, stop=_stop(history))
+    rest = [each for each in fatal if each is not chosen]
+    earlier = [each for each in history.failures if each.attempt < chosen.attempt and each not in aside]
+    return replace(
+        common,
+        verdict=_verdict(chosen, fatal, history),
+        consequences=tuple(rest[:_MOST]),
+        earlier=tuple(first for _, first in sorted(_by_attempt(earlier).items())),
+    )
+
+
+def _by_attempt(events: Sequence[Event]) -> dict[int, Event]:
+    found: dict[int, Event] = {}
+    for number in sorted({each.attempt for each in events}):
+        first = first_failure([each for each in events if each.attempt == number])
+        if first is not None:
+            found[number] = first
+    return found
+
+
+def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
+    """The first failure of the last attempt that shows more than consequences, and the failures of that attempt."""
+    firsts: list[tuple[Event, list[Event]]] = []
+    for place in sorted({(each.run, each.attempt) for each in fatal}):
+        part = [each for each in fatal if (each.run, each.attempt) == place]
+        if (first := first_failure(part)) is not None:
+            firsts.append((first, part))
+    if not firsts:
+        return None, []
+    telling = [each for each in firsts if tier(each[0]) <= LINE]
+    return (telling or firsts)[-1]
+
+
+def _verdict(event: Event, fatal: Sequence[Event], history: History) -> Verdict:
+    root = root_of(event.raised) if event.raised is not None else None
+    level = tier(event)
+    certainty = KNOWN if event.role == "cause" else UNKNOWN
+    if event.role == "consequence" or level in (FOLLOWER, WRAPPER):
+        certainty = CONSEQUENCE
+    return Verdict(event, certainty, _REASONS[level], root, _said_by_library(event, fatal))
+
+
+def _said_by_library(event: Event, fatal: Sequence[Event]) -> Event | None:
+    """The library's own account before an exception."""
+    if event.kind is not Kind.EXCEPTION:
+        return None
+    said = [each for each in fatal if each.kind is Kind.LIBRARY and each.log == event.log]
+    return min(said, key=lambda each: each.line, default=None)
+
+
+# The end of a log without a failure ---------------------------------------------------------------------------
+
+
+def _stop(history: History) -> Event | None:
+    """Where a log stops that shows neither a failure nor an end."""
+    for index, log in enumerate(history.logs):
+        last = log.last_line
+        if not log.tail:
+            continue
+        worked = history.last_work(index)
+        if last is not None and last.kind is Kind.BEGIN:
+            return last
+        if worked is None or worked.line < log.tail[0][0]:
+            return last or Event(Kind.BEGIN, index, *log.tail[-1])
+    return None
+
+
+_ = (re, _CLOCKS_DIFFER, _NEAR_END)

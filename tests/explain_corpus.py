@@ -1,8 +1,8 @@
 """The logs of tests/corpus, with what is known of each. `rallypoint explain` is measured with them.
 
-A log re-enacts a public thread: the programs' own messages are real, everything else is made up. Those of
-reproduced.txt were written by torch itself. A file holds the logs of one family of projects; a log begins with
-`%%% NAME`, then come fields up to an empty line, then its text, and an empty line:
+A log re-enacts a public thread: the programs' own messages are real, everything else is made up. The failing
+ones of reproduced.txt were written by torch itself. A file holds the logs of one family of projects. A log
+begins with `%%% NAME`; then come fields, an empty line, and its text:
 
     job         failing or healthy
     address     the thread
@@ -12,8 +12,8 @@ reproduced.txt were written by torch itself. A file holds the logs of one family
     rank        the rank that failed first
     kind        what the cause is about; jobs of the kind `silent` hang, or stop without a message
 
-A hash of the address splits the threads: two thirds are to work with, the last third is only for measuring, so
-nobody reads it.
+A hash of the address splits the threads: two thirds are to work with, and nobody reads the last third, which
+is only for measuring.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HELD_OUT: Final = "held out"
 FIELDS: Final = frozenset(("job", "address", "cause", "fix", "decisive", "words", "rank", "kind"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
-    """One log, and what is known of it."""
+    """One log, and what is known of it. Each is equal to itself alone."""
 
     name: str
     family: str

@@ -1,6 +1,6 @@
 """How well `rallypoint explain` does on the logs of tests/corpus: `make explain-score`.
 
-A dumb program is measured beside it, so that one sees what the knowledge and the rules are worth: it names the
+A trivial program is measured beside it, which shows what the knowledge and the rules are worth: it names the
 first exception that is not a launcher's report, otherwise the first line with an alarming word.
 """
 
@@ -79,8 +79,8 @@ _ALARMING: Final = re.compile(
 )
 
 
-def dumb(sample: Sample) -> Said:
-    """What twenty lines of Python say."""
+def trivial(sample: Sample) -> Said:
+    """What a few lines of Python say."""
     lines = sample.text.split("\n")
     in_traceback = False
     for line in lines:
@@ -140,14 +140,14 @@ def score(logs: Sequence[Sample], program: Program = explained) -> dict[str, int
 # Output ----------------------------------------------------------------------------------------------------
 
 
-def _table(scores: dict[str, int], trivial: dict[str, int]) -> str:
-    rows = [f"{'':42}{'explain':>12}{'dumb program':>15}"]
+def _table(scores: dict[str, int], others: dict[str, int]) -> str:
+    rows = [f"{'':42}{'explain':>12}{'trivial program':>20}"]
     for name, count in scores.items():
         if name.endswith(" logs"):
             of = count
             rows.append(f"{name:42}{count:7}")
         else:
-            rows.append(f"{name:42}{count:7}{count / of:5.0%}{trivial[name]:10}{trivial[name] / of:5.0%}")
+            rows.append(f"{name:42}{count:7}{count / of:5.0%}{others[name]:15}{others[name] / of:5.0%}")
     return "\n".join(rows)
 
 
@@ -172,9 +172,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parts = [WORK, REPRODUCED] if options.work else [HELD_OUT]
-    scores = {part: (score(samples(part)), score(samples(part), dumb)) for part in parts}
+    scores = {part: (score(samples(part)), score(samples(part), trivial)) for part in parts}
     if options.json:
-        print(json.dumps({part: {"explain": ours, "dumb": dumbs} for part, (ours, dumbs) in scores.items()}))
+        print(
+            json.dumps(
+                {part: {"explain": ours, "trivial": others} for part, (ours, others) in scores.items()}
+            )
+        )
         return 0
     for part, both in scores.items():
         print(f"{part}\n{_table(*both)}\n")

@@ -1,135 +1,189 @@
-"""How well `rallypoint explain` does on the logs of tests/corpus: `make explain-score`, or with --work.
+"""How well `rallypoint explain` does on the logs of tests/corpus: `make explain-score`.
 
-Each log re-enacts a failure of a public thread: the messages are the programs' own, all else is made up. Its
-head has the thread's address, the cause, and which line shows it. The logs are split once, by a hash of the
-address: two thirds are to work with (`--work` shows each miss), and the last third is only measured. Logs of
-the kind `silent` stop in the midst of the work: their jobs hang, or were ended without a word.
+A trivial program is measured beside it, which shows what the knowledge and the rules are worth: it names the
+first exception that is not a launcher's report, otherwise the first line with an alarming word.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from functools import cache
+from typing import Final
 
+from explain_corpus import HELD_OUT, REPRODUCED, WORK, Sample, samples
 from rallypoint.diagnose.explain import Log, explain
 from rallypoint.diagnose.explain.words import as_json
 
-CORPUS: Final = Path(__file__).parent / "corpus"
 RIGHT: Final = "right"
-WRONG: Final = "wrong"
-ALL_CLEAR: Final = "all clear"
 CONSEQUENCE: Final = "consequence"
 UNKNOWN: Final = "unknown"
+WRONG: Final = "wrong"
+ALL_CLEAR: Final = "all clear"
+OUTCOMES: Final = (RIGHT, CONSEQUENCE, UNKNOWN, WRONG, ALL_CLEAR)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One log of the corpus, and what is known of it."""
+class Said:
+    """What a program says of a log."""
 
-    name: str
-    head: dict[str, list[str]]
-    text: str
-
-    @property
-    def is_kept_back(self) -> bool:
-        """Whether it is only for measuring."""
-        return hashlib.sha256(self.head["address"][0].encode()).digest()[0] % 3 == 0
-
-    @cached_property
-    def said(self) -> dict[str, Any]:
-        """What the tool says of it."""
-        return as_json(explain([Log(self.name, iter([self.text.encode()]))]))
-
-    @property
-    def outcome(self) -> str:
-        verdict = self.said["verdict"]
-        if verdict is None:
-            return UNKNOWN if self.said["found"] else ALL_CLEAR
-        line = self.text.splitlines()[verdict["line"] - 1]
-        if any(each in line or each in verdict["title"] for each in self.head["decisive"]):
-            return RIGHT
-        return WRONG if verdict["role"] == "cause" else CONSEQUENCE
-
-    @property
-    def is_among_suspects(self) -> bool:
-        return any(
-            each in suspect["text"] for suspect in self.said["suspects"] for each in self.head["decisive"]
-        )
-
-    @property
-    def is_helpful(self) -> bool:
-        """Whether the advice has what helps; for a mistake of the script, the place is the help."""
-        words = self.head["words"][0]
-        if words == "-":
-            return self.outcome == RIGHT
-        told = [each for each in (self.said["verdict"], self.said["stop"]) if each]
-        advice = " ".join(text for each in told for text in (each.get("what", ""), each["why"], *each["do"]))
-        return re.search(words, advice, re.IGNORECASE) is not None
+    found: bool
+    """Whether it says that anything is wrong."""
+    first: str | None = None
+    """What it names as the first cause: the line, and the exception's headline and text."""
+    consequence: bool = False
+    """Whether it says that what it names is only a consequence."""
+    suspects: tuple[str, ...] = ()
+    stops: bool = False
+    """Whether it says that the log stops in the midst of the work."""
+    advice: str = ""
 
 
-def samples(kind: str) -> list[Sample]:
-    """The logs of a folder, `failing` or `healthy`."""
-    return [_read(path) for path in sorted((CORPUS / kind).glob("*.log"))]
+Program = Callable[[Sample], Said]
 
 
-def _read(path: Path) -> Sample:
-    head, _, text = path.read_text(encoding="utf-8").partition("\n\n")
-    fields: dict[str, list[str]] = {}
-    for line in head.splitlines():
-        name, _, value = line.partition(": ")
-        fields.setdefault(name, []).append(value)
-    return Sample(path.stem, fields, text)
+# Programs --------------------------------------------------------------------------------------------------
 
 
-def _miss(sample: Sample) -> str:
-    verdict = sample.said["verdict"] or {"id": None, "text": ""}
-    said = f"{verdict['id']} {verdict['text'][:90]!r}"
-    help_ = "" if sample.is_helpful else "no help"
-    return f"{sample.outcome:12}{help_:8}{sample.name}: {said} for {sample.head['decisive'][0][:90]!r}"
+@cache
+def explained(sample: Sample) -> Said:
+    """What `rallypoint explain` says."""
+    said = as_json(explain([Log(sample.name, iter([sample.data]))]))
+    verdict = said["verdict"]
+    told = [each for each in (verdict, said["stop"]) if each]
+    return Said(
+        said["found"],
+        None if verdict is None else f"{sample.line(verdict['line'])}\n{verdict['title']}",
+        verdict is not None and verdict["role"] != "cause",
+        tuple(each["text"] for each in said["suspects"]),
+        said["midst"] is not None,
+        " ".join(
+            text for each in told for text in (each.get("what", ""), each.get("why", ""), *each.get("do", ()))
+        ),
+    )
+
+
+_EXCEPTION: Final = re.compile(
+    r"(?:^|[\s:\]>)])((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?:: |\s*$)"
+)
+_WRAPPERS: Final = re.compile(
+    r"ChildFailedError|CalledProcessError|ProcessRaisedException|SystemExit|RayTaskError"
+)
+_ALARMING: Final = re.compile(
+    r"error|fail|fatal|exception|abort|killed|cannot|can't|could not|denied", re.IGNORECASE
+)
+
+
+def trivial(sample: Sample) -> Said:
+    """What a few lines of Python say."""
+    lines = sample.text.split("\n")
+    in_traceback = False
+    for line in lines:
+        in_traceback = in_traceback or "Traceback (most recent call last)" in line
+        if in_traceback and (found := _EXCEPTION.search(line)):
+            in_traceback = False
+            if not _WRAPPERS.search(found[1]):
+                return Said(True, line)
+    first = next(filter(_ALARMING.search, lines), None)
+    return Said(first is not None, first)
+
+
+# Scores ----------------------------------------------------------------------------------------------------
+
+
+def outcome(sample: Sample, said: Said) -> str:
+    """How good an answer to a failing log is."""
+    if said.first is None:
+        return UNKNOWN if said.found else ALL_CLEAR
+    if sample.shows_cause(said.first):
+        return RIGHT
+    return CONSEQUENCE if said.consequence else WRONG
+
+
+def is_helpful(sample: Sample, said: Said) -> bool:
+    """Whether the advice has what helped; the help for a mistake of the script is its place."""
+    if sample["words"] == "-":
+        return outcome(sample, said) == RIGHT
+    return re.search(sample["words"], said.advice, re.IGNORECASE) is not None
+
+
+def alarms(logs: Sequence[Sample], program: Program = explained) -> list[str]:
+    """The names of healthy logs that the program takes for failing ones."""
+    return [each.name for each in logs if not each.is_failing and program(each).found]
+
+
+def score(logs: Sequence[Sample], program: Program = explained) -> dict[str, int]:
+    """How many logs have each outcome, and other numbers."""
+    failing = [(each, program(each)) for each in logs if each.is_failing]
+    outcomes = [(outcome(each, said), each, said) for each, said in failing]
+    counts = Counter(name for name, _, _ in outcomes)
+    return {
+        "failing logs": len(failing),
+        **{name: counts[name] for name in OUTCOMES},
+        "unknown, with the line among the suspects": sum(
+            name == UNKNOWN and any(map(each.shows_cause, said.suspects)) for name, each, said in outcomes
+        ),
+        "all clear, but in the midst of the work": sum(
+            name == ALL_CLEAR and said.stops for name, _, said in outcomes
+        ),
+        "helpful advice": sum(is_helpful(each, said) for each, said in failing),
+        "healthy logs": len(logs) - len(failing),
+        "false alarms": len(alarms(logs, program)),
+    }
+
+
+# Output ----------------------------------------------------------------------------------------------------
+
+
+def _table(scores: dict[str, int], others: dict[str, int]) -> str:
+    rows = [f"{'':42}{'explain':>12}{'trivial program':>20}"]
+    for name, count in scores.items():
+        if name.endswith(" logs"):
+            of = count
+            rows.append(f"{name:42}{count:7}")
+        else:
+            rows.append(f"{name:42}{count:7}{count / of:5.0%}{others[name]:15}{others[name] / of:5.0%}")
+    return "\n".join(rows)
+
+
+def _misses(logs: Sequence[Sample]) -> list[str]:
+    """A line for each log that is not explained well."""
+    rows = []
+    for each in logs:
+        if not each.is_failing:
+            continue
+        said = explained(each)
+        result, helpful = outcome(each, said), is_helpful(each, said)
+        if result != RIGHT or not helpful:
+            help_ = "" if helpful else "no help"
+            named = (said.first or "").strip()[:90]
+            rows.append(f"{result:12}{help_:8}{each.name}: {named!r} for {each.decisive[0][:90]!r}")
+    return [*rows, *(f"false alarm: {name}" for name in alarms(logs))]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--work", action="store_true", help="the two thirds to work with, with each miss")
+    parser.add_argument("--work", action="store_true", help="the logs to work with, with each miss")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    failing = [each for each in samples("failing") if each.is_kept_back != options.work]
-    healthy = [each for each in samples("healthy") if each.is_kept_back != options.work]
-    outcomes = Counter(each.outcome for each in failing)
-    alarms = [each.name for each in healthy if each.said["found"]]
-    result = {
-        "logs": len(failing),
-        **{name: outcomes[name] for name in (RIGHT, CONSEQUENCE, UNKNOWN, WRONG, ALL_CLEAR)},
-        "unknown, with the line among the suspects": sum(
-            each.outcome == UNKNOWN and each.is_among_suspects for each in failing
-        ),
-        "all clear, but in the midst of steps": sum(
-            each.outcome == ALL_CLEAR and each.said["midst"] is not None for each in failing
-        ),
-        "helpful advice": sum(each.is_helpful for each in failing),
-        "healthy logs": len(healthy),
-        "false alarms": len(alarms),
-    }
+    parts = [WORK, REPRODUCED] if options.work else [HELD_OUT]
+    scores = {part: (score(samples(part)), score(samples(part), trivial)) for part in parts}
     if options.json:
-        print(json.dumps(result))
+        print(
+            json.dumps(
+                {part: {"explain": ours, "trivial": others} for part, (ours, others) in scores.items()}
+            )
+        )
         return 0
-    for name, count in result.items():
-        of = "" if name in ("logs", "healthy logs", "false alarms") else f"  {count / len(failing):4.0%}"
-        print(f"{name:42}{count:5}{of}")
-    if options.work:
-        for each in failing:
-            if each.outcome != RIGHT or not each.is_helpful:
-                print(_miss(each))
-        for name in alarms:
-            print(f"false alarm: {name}")
+    for part, both in scores.items():
+        print(f"{part}\n{_table(*both)}\n")
+        if options.work:
+            print(*_misses(samples(part)), "", sep="\n")
     return 0
 
 

@@ -102,6 +102,8 @@ class Raised:
     native: bool = False
     caught: bool = False
     """Whether the log says that the program caught it and went on."""
+    aside: bool = False
+    """Whether it was raised in a thread, a task or at the exit: the program itself may go on."""
 
     @property
     def headline(self) -> str:
@@ -293,8 +295,9 @@ _COUNTERS: Final = re.compile(
 
 
 def step_of(text: str) -> str:
-    """What tells a step from others: its counters, otherwise its whole line."""
-    return " ".join(found[1] or found[2] for found in _COUNTERS.finditer(text)) or text
+    """What tells a step from others: the counters of a bar, which may be drawn twice, otherwise the whole line."""
+    counters = (found[1] or found[2] for found in _COUNTERS.finditer(text)) if "%|" in text else ()
+    return " ".join(counters) or text
 
 
 def distinct_steps(work: Iterable[Event]) -> int:

@@ -17,7 +17,7 @@ from rallypoint.explain.events import FAILURES, MOST_EVENTS, Event, Kind, Log, P
 from rallypoint.explain.knowledge import Knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
 from rallypoint.explain.quick import Sieve, blocks, fixed_texts
-from rallypoint.explain.reported import OwnReports, Table
+from rallypoint.explain.reported import OwnReports, Tables
 from rallypoint.explain.tracebacks import Part, Reader
 
 _BEFORE: Final = 60
@@ -40,8 +40,9 @@ _RHYTHM: Final = 3
 """So many lines of one form with other values are steps, in any words."""
 _CAUGHT: Final = re.compile(
     r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
-    r"|^Exception ignored|^--- Logging error"
 )
+_IGNORED: Final = re.compile(r"Exception ignored|--- Logging error|.*_call_connection_lost\b")
+_ASIDE: Final = re.compile(r"(?:\W*ERROR\W+)?(?:Exception in (?:thread|callback)|Task exception was never|Error in atexit)")
 
 
 _STARTS: Final = tuple(
@@ -113,7 +114,7 @@ class _LogReader:
         self.events: list[Event] = []
         self._prefixes = Prefixes()
         self._own = OwnReports(index)
-        self._table = Table(index)
+        self._tables = Tables(index)
         self._readers: dict[Process, Reader] = {}
         self._headings: dict[Process, _Heading] = {}
         self._lines: list[bytes] = []
@@ -130,7 +131,7 @@ class _LogReader:
         self._run = 0
         self._opening = _Opening()
         self._failed_at = -_NEXT_RUN - 1
-        self._last = ""
+        self._before_last = ""
 
     # Blocks ------------------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class _LogReader:
 
     @property
     def _busy(self) -> bool:
-        return self._watch > 0 or bool(self._readers)
+        return self._watch > 0 or bool(self._readers) or self._own.busy or self._tables.busy
 
     @property
     def _number(self) -> int:
@@ -184,6 +185,7 @@ class _LogReader:
         for process in list(self._readers):
             self._readers[process].close()
             self._drain(process)
+        self._add_all([*self._own.close(), *self._tables.close()])
         self._at = 0
         last = len(self._before)
         base = self._log.lines - last
@@ -215,12 +217,10 @@ class _LogReader:
         if self._watch and self._failed_at >= number - _NEXT_RUN and self._opening.comes_again(line.text):
             self._begin_run()
         self._opening.learn(line.text)
-        for report in (self._own, self._table):
-            taken, event = report.take(line, number)
-            if event is not None:
-                self._add(event)
+        for report in (self._own, self._tables):
+            taken, events = report.take(line, number)
+            self._add_all(events)
             if taken:
-                self._watch = max(self._watch, 1)
                 return
         part = self._follow(line, number)
         if part in (Part.NONE, Part.MORE):
@@ -228,7 +228,8 @@ class _LogReader:
                 self._sieve.keep(raw)
         else:
             self._sieve.keep(raw)
-        self._last = line.text or self._last
+        if line.text.strip():
+            self._before_last = line.text
 
     def _split(self, raw: bytes) -> Line:
         return self._prefixes.split(decode(raw))
@@ -251,7 +252,7 @@ class _LogReader:
             if len(self._readers) < _MOST_WRITERS:
                 self._readers[writer] = reader
             if part in (Part.FRAME, Part.HEADER) and writer not in self._headings:
-                self._headings[writer] = _Heading(line, self._last)
+                self._headings[writer] = _Heading(line, self._before_last)
         self._drain(writer)
         return part
 
@@ -273,7 +274,8 @@ class _LogReader:
         line = heading.line if heading is not None else Line("", writer)
         before = heading.before if heading is not None else ""
         mild = line.level in ("debug", "info", "warning")
-        caught = raised.caught or bool(_CAUGHT.search(line.text)) or bool(_CAUGHT.search(before) and mild)
+        caught = bool(_CAUGHT.search(line.text) or _IGNORED.match(before) or (mild and _CAUGHT.search(before)))
+        raised = replace(raised, caught=raised.caught or caught, aside=_ASIDE.match(before) is not None)
         event = Event(
             Kind.EXCEPTION,
             self._index,
@@ -282,7 +284,7 @@ class _LogReader:
             self._writer(line),
             line.time if line.time is not None else self._time,
             line.level,
-            raised=raised if caught == raised.caught else replace(raised, caught=True),
+            raised=raised,
             fatal=line.marked,
         )
         self._add(event)
@@ -337,6 +339,10 @@ class _LogReader:
             self._add(Event(Kind.STEP, self._index, number, line.text, self._writer(line), line.time))
 
     # Events ------------------------------------------------------------------------------------------------
+
+    def _add_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._add(event)
 
     def _add(self, event: Event) -> None:
         if event.kind is Kind.RESTART:

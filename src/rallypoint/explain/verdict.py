@@ -110,50 +110,71 @@ def _was_caught(event: Event, history: History) -> bool:
     return event.raised is not None and event.raised.caught
 
 
+def _was_restarted(event: Event, history: History) -> bool:
+    """A later attempt, or a later run, is at work, and has no failure of its own."""
+    place = (event.run, event.attempt)
+    later = [each for each in history.failures if (each.run, each.attempt) > place and each.level not in _MILD]
+    return not later and any((each.run, each.attempt) > place and each.is_work for each in history.events)
+
+
 def _was_survived(event: Event, history: History) -> bool:
-    """The process went on: it made two more steps, or finished its work."""
+    """The process made further steps, or finished its work. After its end, only a new start counts."""
     if event.fatal and event.kind is Kind.EXCEPTION:
         return False
     after = history.work_after(event)
-    if event.kind in _PROCESS_GONE or event.kind is Kind.TOLD:
+    if event.kind in (*_PROCESS_GONE, Kind.TOLD):
         ready = [each for each in after if each.kind is Kind.READY]
-        return bool(ready) and distinct_steps(each for each in after if each.line > ready[0].line) >= 1
-    if any(each.kind in (Kind.READY, Kind.DONE) for each in after):
-        return True
-    steps = [each for each in after if each.kind in (Kind.STEP, Kind.ANSWER)]
+        return any(each.line > ready[0].line for each in after) if ready else False
     if event.kind is Kind.EXCEPTION and not event.process and _is_process_lost(event, history):
         return False
-    return distinct_steps(steps) >= _ENOUGH_STEPS
+    if any(each.kind in (Kind.READY, Kind.DONE) for each in after):
+        return True
+    enough = _ENOUGH_STEPS if event.kind is Kind.EXCEPTION else 1
+    steps = [each for each in after if each.kind in (Kind.STEP, Kind.ANSWER)]
+    return bool(steps) and distinct_steps(after) >= enough
 
 
 def _is_process_lost(event: Event, history: History) -> bool:
-    """Whether a process is reported gone after an exception of a process that is not named."""
-    return any(each.kind in _PROCESS_GONE and each.line > event.line for each in history.failures)
+    """Whether a process is reported gone after a failure."""
+    return any(each.kind in _PROCESS_GONE and each.line > event.line and each.log == event.log for each in history.failures)
+
+
+def _was_aside(event: Event, history: History) -> bool:
+    """A thread or a task lost a connection: the program itself did not."""
+    return event.raised is not None and event.raised.aside and class_of(root_of(event.raised)) == "follower"
+
+
+def _was_at_work(event: Event, history: History) -> bool:
+    """A job that was at work was asked to end."""
+    return event.kind is Kind.TOLD and event.match is None and bool(history.work_before(event))
 
 
 def _is_aftermath(event: Event, history: History) -> bool:
     """The job was done, or was asked to end, before this failed."""
     if event.kind is Kind.TOLD:
         return False
-    told = [each for each in history.before(event, Kind.TOLD) if each.match is None]
-    if told and not any(each.is_work for each in history.events if told[-1].line < each.line < event.line):
-        return not any(
-            each.is_failure and each.kind in (Kind.EXCEPTION, Kind.KILLED, Kind.ENDED) for each in _between(history, told[0])
-        )
+    told = history.before(event, Kind.TOLD)
+    if told and not _fatal_before(told[0], history):
+        return not any(each.is_work and told[-1].line < each.line < event.line for each in history.events)
     done = history.before(event, Kind.DONE)
-    if not done:
-        return False
-    since = [
-        each
+    return bool(done) and not any(
+        each.log == event.log and done[-1].line < each.line < event.line and each.kind in (*WORK, Kind.BEGIN)
         for each in history.events
-        if each.log == event.log and done[-1].line < each.line < event.line and each.kind in (*WORK, Kind.BEGIN)
-    ]
-    return not since
+    )
 
 
-def _between(history: History, told: Event) -> list[Event]:
-    """The failures before the job was asked to end."""
-    return [each for each in history.failures if each.log == told.log and each.line < told.line and each.level not in _MILD]
+def _fatal_before(told: Event, history: History) -> bool:
+    """Whether something had failed before the job was asked to end."""
+    kinds = (Kind.EXCEPTION, *_PROCESS_GONE)
+    return any(each.level not in _MILD for each in history.before(told, *kinds))
+
+
+def _is_passing(event: Event, history: History) -> bool:
+    """The log goes on after a line that states an error, and reports no process that ended."""
+    if event.kind is not Kind.ERROR or event.match is not None or event.fatal:
+        return False
+    log = history.logs[event.log] if event.log >= 0 else None
+    return log is not None and log.lines - event.line > _NEAR_END and not _is_process_lost(event, history)
 
 
 def _was_warned(event: Event, history: History) -> bool:
@@ -170,9 +191,13 @@ def _is_unheard(event: Event, history: History) -> bool:
 NOT_FATAL: Final = (
     Rule("notice", "it is known to be harmless", _is_notice),
     Rule("caught", "the program caught it and went on", _was_caught),
+    Rule("restarted", "the job was started again, and works", _was_restarted),
     Rule("survived", "the job made further steps after it", _was_survived),
+    Rule("at work", "the job was at work when it was asked to end", _was_at_work),
+    Rule("aside", "only a thread or a task lost its connection", _was_aside),
     Rule("aftermath", "the job was over, or had been asked to end, before it", _is_aftermath),
     Rule("warned", "it was logged as a warning only", _was_warned),
+    Rule("passing", "the log goes on, and no process is reported to have ended", _is_passing),
     Rule("unheard", "no failure follows from what the library says", _is_unheard),
 )
 
@@ -188,33 +213,31 @@ def set_aside(history: History) -> dict[Event, Rule]:
 
 # How near to a first cause a failure can be -------------------------------------------------------------------
 
-CAUSE, KILL, LINE, FOLLOWER, WRAPPER = range(5)
+CAUSE, KILL, CRASH, LINE, SIGNAL, FOLLOWER, WRAPPER = range(7)
 _REASONS: Final = {
     CAUSE: "an exception, or a message with a known cause",
     KILL: "no process reported an error before this one was killed",
+    CRASH: "native code crashed, and no exception stands before",
     LINE: "no exception stands in the log; this line states an error",
+    SIGNAL: "a process ended by a signal, and no line says why",
     FOLLOWER: "only consequences of another failure stand in the log",
     WRAPPER: "the log only says that a process ended",
 }
+_ROLES: Final = {"cause": CAUSE, "consequence": CRASH, "wrapper": WRAPPER}
 
 
 def tier(event: Event) -> int:
     """How near to a first cause a failure is: the lower, the nearer."""
-    if event.role == "cause":
-        return CAUSE
-    if event.role == "consequence":
-        return LINE if event.kind is not Kind.KILLED else KILL
-    if event.role == "wrapper":
-        return WRAPPER
-    if event.kind is Kind.EXCEPTION:
-        assert event.raised is not None
+    if event.role in _ROLES:
+        return _ROLES[event.role]
+    if event.raised is not None:
         kind = class_of(root_of(event.raised))
-        if event.raised.native:
-            return LINE
+        if event.raised.native and not event.raised.type:
+            return CRASH
         return {"wrapper": WRAPPER, "follower": FOLLOWER}.get(kind, CAUSE)
-    if event.kind is Kind.STALL:
-        return CAUSE
-    return {Kind.KILLED: KILL, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}.get(event.kind, LINE)
+    if event.kind is Kind.KILLED:
+        return KILL if event.code in (None, -9) else SIGNAL
+    return {Kind.STALL: CAUSE, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}.get(event.kind, LINE)
 
 
 _LOOKUPS: Final = frozenset(

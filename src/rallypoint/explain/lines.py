@@ -1,9 +1,9 @@
 """Lines without their prefixes, and what these tell: the process, the time and the severity. Pure.
 
-Prefixes nest, so they are taken off one after the other; `prefixes.toml` has them all. Of two times the outer
-one counts, since one clock wrote it for all lines of the log; of two levels the inner one, which knows better.
+Prefixes nest, so they are taken off one after the other; `prefixes.toml` lists them. Of two times the outer
+one counts, since the same clock wrote it for all lines of a log; of two levels the inner one counts.
 Healthy jobs warn of what fails for a while, in the words of a failure: only the level tells the two apart.
-`Prefixes` keeps what earlier lines of a log tell about later ones: names that stand before lines, and the date.
+`Prefixes` remembers what one line tells about later ones: names that stand before lines, and the date.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Severity:
 @cache
 def table() -> dict[str, Any]:
     """The contents of prefixes.toml."""
-    return tomllib.loads(Path(__file__).with_name("prefixes.toml").read_text(encoding="utf-8"))
+    contents: dict[str, Any] = tomllib.loads(
+        Path(__file__).with_name("prefixes.toml").read_text(encoding="utf-8")
+    )
+    return contents
 
 
 @cache

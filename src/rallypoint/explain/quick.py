@@ -34,7 +34,7 @@ _SHORTEST: Final = 3
 _MOST_FORMS: Final = 100_000
 _LONGEST_FORM: Final = 1024
 _LOWER: Final = bytes(range(256)).lower()
-_VARIABLE: Final = b"0123456789 .+-\r"
+_VARIABLE: Final = b"0123456789 .+-"
 """Bytes that the reduced form leaves out."""
 _ID: Final = re.compile(rb"[a-f]{5,}")
 """What is left of an id in hexadecimal digits."""
@@ -128,7 +128,9 @@ class Sieve:
         hits = {form for form in self._with_a_text(new) if self._is_worth_it(form)} if new else set()
         self._remember_dull(new - hits)
         found = [number for number, form in enumerate(forms) if form in hits] if hits else []
-        self._tries.update(_kind(forms[number]) for number in found)
+        self._tries.update(
+            _kind(form) for form in map(forms.__getitem__, found) if len(form) <= _LONGEST_FORM
+        )
         return found
 
     def keep(self, raw: bytes) -> None:
@@ -167,7 +169,14 @@ def _forms(block: bytes) -> list[bytes]:
     """The reduced form of each line."""
     plain = ESCAPE.sub(b"", block) if b"\x1b" in block else block
     forms = plain.translate(_LOWER, _VARIABLE).split(b"\n")
+    if b"\r" in plain:
+        forms = [_without_repeats(form) if b"\r" in form else form for form in forms]
     return [form[:LONGEST_LINE] for form in forms] if len(plain) > LONGEST_LINE else forms
+
+
+def _without_repeats(form: bytes) -> bytes:
+    """A progress bar writes thousands of parts into one line; those that differ in numbers count once."""
+    return b"\r".join(dict.fromkeys(form.strip(b"\r").split(b"\r")))
 
 
 def _kind(form: bytes) -> bytes:

@@ -75,7 +75,7 @@ def test_a_pattern_without_a_fixed_text_is_rejected() -> None:
 # The sieve -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_line_that_matches_is_wanted_at_its_first_sight(data: st.DataObject) -> None:
     pattern = re.compile(data.draw(st.sampled_from(_PATTERNS)))
@@ -175,7 +175,7 @@ def test_a_progress_bar_that_does_not_end_its_line_is_read() -> None:
     assert all(len(block) < 6 * BLOCK_BYTES for block in found)
 
 
-# Speed: the bounds are several times what it takes, for slow machines ----------------------------------------
+# Speed: the bounds are several times what it takes, for slow machines ---------------------------------------
 
 
 def _read(sieve: Sieve, chunks: Iterable[bytes]) -> int:

@@ -33,11 +33,11 @@ _SOME_YEAR: Final = 2000
 """The year of a log that names none. It is a leap year."""
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _LEVELS: Final = {
-    **dict.fromkeys(("D", "V", "DEBUG"), "debug"),
+    **dict.fromkeys(("D", "V", "DEBUG", "TRACE"), "debug"),
     **dict.fromkeys(("I", "INFO", "NOTICE"), "info"),
     **dict.fromkeys(("W", "WARN", "WARNING"), "warning"),
-    **dict.fromkeys(("E", "ERROR", "failed"), "error"),
-    **dict.fromkeys(("C", "F", "CRITICAL", "FATAL"), "fatal"),
+    **dict.fromkeys(("E", "ERROR", "FAILED"), "error"),
+    **dict.fromkeys(("C", "F", "CRITICAL", "FATAL", "PANIC"), "fatal"),
 }
 # A progress bar does not end its line: the next message stands right behind it.
 _BAR: Final = re.compile(
@@ -93,14 +93,15 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Severity:
-    """Words that tell a level."""
+    """Words that tell a level: always the same one, or the one that they name."""
 
-    level: str
     pattern: re.Pattern[str]
+    level: str
     anywhere: bool
 
-    def is_in(self, text: str) -> bool:
-        return (self.pattern.search if self.anywhere else self.pattern.match)(text) is not None
+    def level_of(self, text: str) -> str:
+        match = (self.pattern.search if self.anywhere else self.pattern.match)(text)
+        return "" if match is None else self.level or _LEVELS[match["level"].upper()]
 
 
 @cache
@@ -122,8 +123,19 @@ def prefixes() -> tuple[Prefix, ...]:
 def severities() -> tuple[Severity, ...]:
     """All words that tell a level; the first that a line has counts."""
     return tuple(
-        Severity(each["level"], _compile(each["pattern"]), each.get("anywhere", False))
+        Severity(_compile(each["pattern"]), each.get("level", ""), each.get("anywhere", False))
         for each in table()["severity"]
+    )
+
+
+@cache
+def _candidates(bracket: bool) -> tuple[Prefix, ...]:
+    """The prefixes of lines that begin with a bracket, as half of them do, or of other lines."""
+    tried = zip(prefixes(), table()["prefix"], strict=True)
+    return tuple(
+        prefix
+        for prefix, entry in tried
+        if any(line.startswith("[") == bracket for line, _ in entry["examples"])
     )
 
 
@@ -177,7 +189,7 @@ class Prefixes:
         )
 
     def _find(self, text: str, *, learnt: bool = False) -> tuple[Prefix, re.Match[str]] | None:
-        for prefix in prefixes():
+        for prefix in _candidates(text.startswith("[")):
             match = prefix.pattern.match(text) if learnt or prefix.follows is None else None
             if match is not None and (prefix.follows is None or self._knows(prefix.follows, match)):
                 return prefix, match
@@ -206,7 +218,7 @@ class _Told:
         if "clock" in groups and not self.time:
             self.time = groups
         # Whoever passes on what a rank wrote does not know how serious it is.
-        self.level = "" if prefix.marked else _LEVELS.get(groups.get("level", ""), self.level)
+        self.level = "" if prefix.marked else _LEVELS.get(groups.get("level", "").upper(), self.level)
         self.record |= prefix.record
         self.marked |= prefix.marked
         self.logged |= prefix.logged
@@ -233,7 +245,7 @@ class _Told:
 
 def _level(text: str) -> str:
     """The level that the words of a line tell."""
-    return next((each.level for each in severities() if each.is_in(text)), "")
+    return next((level for each in severities() if (level := each.level_of(text))), "")
 
 
 class _Clock:

@@ -21,7 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import sre_parse as _parser
 
-BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 18
+"""All lines of a block are chosen at once, however many have a form that turns out to matter to nobody."""
 LONGEST_LINE: Final = 1 << 16
 """Bytes of a line that count."""
 TRIES: Final = 5
@@ -203,8 +204,8 @@ def _tree(texts: list[bytes]) -> bytes:
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Whole lines, many at a time. A line that does not end is cut; a progress bar's where it returns."""
     rest, skipping = b"", False
-    for chunk in chunks:
-        data = rest + chunk
+    for piece in _pieces(chunks):
+        data = rest + piece
         cut = max(data.rfind(b"\n"), data.rfind(b"\r") if len(data) > BLOCK_BYTES else -1) + 1
         if skipping:
             head = data.find(b"\n")
@@ -218,3 +219,9 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
             rest, skipping = b"", True
     if rest:
         yield rest
+
+
+def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        for begin in range(0, len(chunk), BLOCK_BYTES):
+            yield chunk[begin : begin + BLOCK_BYTES]

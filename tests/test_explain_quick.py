@@ -115,17 +115,17 @@ def test_how_a_text_may_be_written(line: bytes) -> None:
     assert _sieve().wanted(b"a\n" + line + b"\r\nb") == [1]
 
 
-def _steps(begin: int, count: int = TRIES) -> bytes:
-    numbers = range(begin, begin + count)
-    return b"".join(
-        b"%s train Error: 0.%d\n" % (sha256(b"%d" % n).hexdigest()[:8].encode(), n) for n in numbers
-    )
-
-
 def test_lines_that_differ_in_numbers_are_dropped_once_some_were_tried_in_vain() -> None:
     sieve, block = _sieve(), b"error_rate_error: 0.25\n" * TRIES
     assert len(sieve.wanted(block)) == TRIES
     assert sieve.wanted(block) == []
+
+
+def test_lines_that_differ_in_an_id_have_the_same_form() -> None:
+    sieve = _sieve()
+    ids = (sha256(b"%d" % number).hexdigest() for number in range(10 * TRIES))
+    wanted = [sieve.wanted(f"{each} train Error: 0.{at}".encode()) for at, each in enumerate(ids)]
+    assert wanted == [[0]] * TRIES + [[]] * 9 * TRIES
 
 
 def test_a_form_that_mattered_is_never_dropped() -> None:

@@ -130,11 +130,10 @@ def severities() -> tuple[Severity, ...]:
 
 @cache
 def _candidates(bracket: bool) -> tuple[Prefix, ...]:
-    """The prefixes of lines that begin with a bracket, as half of them do, or of other lines."""
-    tried = zip(prefixes(), table()["prefix"], strict=True)
+    """The prefixes of lines that begin with a bracket, or of all others; their examples show which."""
     return tuple(
         prefix
-        for prefix, entry in tried
+        for prefix, entry in zip(prefixes(), table()["prefix"], strict=True)
         if any(line.startswith("[") == bracket for line, _ in entry["examples"])
     )
 

@@ -22,7 +22,7 @@ else:
     import sre_parse as _parser
 
 BLOCK_BYTES: Final = 1 << 18
-"""All lines of a block are chosen at once, however many have a form that turns out to matter to nobody."""
+"""A whole block is tried at once, so its size bounds how many lines of one form are tried in vain."""
 LONGEST_LINE: Final = 1 << 16
 """Bytes of a line that count."""
 TRIES: Final = 5

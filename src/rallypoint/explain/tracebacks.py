@@ -108,6 +108,8 @@ _BOX_SIDES: Final = "│┃| "
 class _Head:
     """How something other than Python's traceback says that a program fails."""
 
+    mark: str
+    """Every line of the kind has it; it is found faster than the pattern."""
     pattern: re.Pattern[str]
     awaits: re.Pattern[str] | None = None
     """The line with the message, where it follows."""
@@ -119,27 +121,45 @@ class _Head:
 _WHAT: Final = re.compile(r"\s*what\(\): +(?P<message>.+)")
 _SIGNAL: Final = re.compile(r"(?:\[\S+\] )?(?P<message>Signal: .+)")
 _HEADS: Final = (
-    _Head(re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'"), _WHAT),
-    _Head(re.compile(r"(?P<message>terminate called (?:without an active exception|recursively))")),
-    _Head(re.compile(r"libc\+\+abi.* uncaught exception of type (?P<type>\S+?)(?:: (?P<message>.*))?$")),
-    _Head(_WHAT),
     _Head(
+        "terminate called after",
+        re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'"),
+        _WHAT,
+    ),
+    _Head(
+        "terminate called",
+        re.compile(r"(?P<message>terminate called (?:without an active exception|recursively))"),
+    ),
+    _Head(
+        "libc++abi",
+        re.compile(r"libc\+\+abi.* uncaught exception of type (?P<type>\S+?)(?:: (?P<message>.*))?$"),
+    ),
+    _Head("what():", _WHAT),
+    _Head(
+        "panicked at",
         re.compile(
             r"thread '.{0,80}' (?:\(\d+\) )?(?P<type>panicked) at (?P<file>[^\s:']+):(?P<line>\d+):\d+:$"
         ),
         re.compile(r"\s*(?P<message>\S.*)"),
     ),
     _Head(
+        "panicked at",
         re.compile(
             r"thread '.{0,80}' (?P<type>panicked) at '(?P<message>.*)', (?P<file>[^\s:]+):(?P<line>\d+):\d+$"
-        )
+        ),
     ),
-    _Head(re.compile(r"(?P<message>Fatal Python error: .+)"), crash=True),
-    _Head(re.compile(r"(?P<message>\*\*\* SIG[A-Z]+ .*received by PID \d+.*)"), crash=True),
-    _Head(re.compile(r".*(?P<message>\*\*\* Process received signal \*\*\*)"), _SIGNAL, crash=True),
-    _Head(re.compile(r"(?:\[\S+\] )?(?P<message>Caught signal \d+ \(.+)"), crash=True),
-    _Head(re.compile(r"=+\d+=+\s*(?P<message>ERROR: \w+Sanitizer: .+)"), crash=True),
+    _Head("Fatal Python error: ", re.compile(r"(?P<message>Fatal Python error: .+)"), crash=True),
+    _Head("*** SIG", re.compile(r"(?P<message>\*\*\* SIG[A-Z]+ .*received by PID \d+.*)"), crash=True),
     _Head(
+        "*** Process received signal",
+        re.compile(r".*(?P<message>\*\*\* Process received signal \*\*\*)"),
+        _SIGNAL,
+        crash=True,
+    ),
+    _Head("Caught signal ", re.compile(r"(?:\[\S+\] )?(?P<message>Caught signal \d+ \(.+)"), crash=True),
+    _Head("Sanitizer: ", re.compile(r"=+\d+=+\s*(?P<message>ERROR: \w+Sanitizer: .+)"), crash=True),
+    _Head(
+        ": error: ",
         re.compile(
             r"(?P<message>\S{1,200}(?:\.py: error: |: error: (?:unrecognized arguments|argument "
             r"|ambiguous option|the following arguments are required|one of the arguments )).*)"
@@ -304,7 +324,7 @@ class Reader:
 
     def _take_begin(self, text: str, number: int, record: bool) -> Part | None:
         """The first line of a traceback, perhaps after the header of the exception that it is a part of."""
-        found = _BEGIN.search(text)
+        found = _BEGIN.search(text) if "(most recent call last)" in text else None
         if found is None:
             return None
         before = text[: found.start()]
@@ -383,7 +403,7 @@ class Reader:
     def _take_head(self, text: str, number: int, record: bool) -> Part | None:
         """A header without frames before it."""
         for head in _HEADS:
-            if found := head.pattern.match(text):
+            if head.mark in text and (found := head.pattern.match(text)):
                 self._take_native(head, found.groupdict(), number)
                 return Part.HEADER
         named = _alone(text)

@@ -93,11 +93,11 @@ class Knowledge:
         return frozenset(name for name, rule in self._voices if rule.search(text, lower) is not None)
 
     def match(
-        self, text: str, speakers: frozenset[str] = _NOBODY, heard: frozenset[str] | None = None
+        self, text: str, speakers: frozenset[str] = _NOBODY, heard: frozenset[str] | None = _NOBODY
     ) -> Match | None:
         """The first entry that fits, given the speakers of the text's exception and those of the whole log.
 
-        As long as the log has not been read to its end (None), it may still show any speaker.
+        With None for the latter, an entry fits whatever the rest of the log may show.
         """
         lower = text.lower()
         here: frozenset[str] | None = None

@@ -1,4 +1,4 @@
-"""The knowledge base: what the programs of a job write, what it means, and what to do about it. See causes.toml.
+"""The knowledge base: what the programs of a job write, what it means, and what to do. See causes.toml.
 
 An entry is recognized by its patterns. Words such as "message truncated" mean one thing from NCCL and another
 from anyone else, so an entry can name its speakers (`by`): the text itself, or the type and the frames of its
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from rallypoint.explain.events import Match
 from rallypoint.explain.quick import fixed_texts
@@ -33,6 +33,7 @@ _PHRASE: Final = re.compile(r"(?<!\?P)<(\w+)>")
 _FACT: Final = re.compile(r"\{(?P<name>\w+)(?:\|(?P<default>[^{}|]*))?\}")
 _PART: Final = re.compile(r"\[(?P<text>[^\[\]]*\{\w+\}[^\[\]]*)\]")
 _LONGEST_FACT: Final = 200
+_Meaning = TypeVar("_Meaning")
 _NOBODY: Final[frozenset[str]] = frozenset()
 
 
@@ -43,7 +44,7 @@ class Entry:
     id: str
     title: str
     role: str
-    """cause, consequence (of another failure), wrapper (the error itself is in other lines) or notice (harmless)."""
+    """cause, consequence (of another failure), wrapper (other lines have the error) or notice (harmless)."""
     patterns: tuple[re.Pattern[str], ...]
     example: str
     why: str
@@ -56,15 +57,25 @@ class Entry:
     """Lines that resemble it and mean something else."""
 
 
-class _Rule:
-    """A pattern that is tried only if one of its fixed texts is there."""
+class _Index(Generic[_Meaning]):
+    """Patterns with their meanings. Only those of which a fixed text is there are tried."""
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self.pattern = pattern
-        self._texts = [text.decode().lower() for text in fixed_texts(pattern) or (b"",)]
+    def __init__(self, patterns: Iterable[tuple[_Meaning, re.Pattern[str]]]) -> None:
+        self.patterns = list(patterns)
+        self._by_text: dict[str, list[int]] = {}
+        for number, (_, pattern) in enumerate(self.patterns):
+            for fixed in fixed_texts(pattern) or (b"",):
+                self._by_text.setdefault(fixed.decode(), []).append(number)
 
-    def search(self, text: str, lower: str) -> re.Match[str] | None:
-        return self.pattern.search(text) if any(each in lower for each in self._texts) else None
+    def search(self, text: str) -> Iterator[tuple[_Meaning, re.Match[str]]]:
+        """All that match, in their order."""
+        lower = text.lower()
+        tried = {number for fixed, numbers in self._by_text.items() if fixed in lower for number in numbers}
+        for number in sorted(tried):
+            meaning, pattern = self.patterns[number]
+            found = pattern.search(text)
+            if found is not None:
+                yield meaning, found
 
 
 class Knowledge:
@@ -72,25 +83,26 @@ class Knowledge:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         phrases = document.get("phrase", {})
-        self.entries = tuple(_entry(role, each, phrases) for role, each in _in_order(document))
+        self.entries = tuple(
+            _entry(role, values, phrases) for role in ROLES for values in document.get(role, ())
+        )
         self.launchers = frozenset(name for name, told in document["speaker"].items() if told["launcher"])
         self._remedies: Mapping[str, Mapping[str, str]] = document.get("remedy", {})
-        self._rules = [(entry, _Rule(pattern)) for entry in self.entries for pattern in entry.patterns]
-        self._voices = [
-            (name, _Rule(pattern))
+        self._entries = _Index((entry, pattern) for entry in self.entries for pattern in entry.patterns)
+        self._speakers = _Index(
+            (name, pattern)
             for name, told in document["speaker"].items()
             for pattern in _compiled(told["patterns"], phrases)
-        ]
+        )
 
     @property
     def patterns(self) -> list[re.Pattern[str]]:
         """All that may have to be found in a log: of the entries and of the speakers."""
-        return [rule.pattern for _, rule in (*self._rules, *self._voices)]
+        return [pattern for _, pattern in (*self._entries.patterns, *self._speakers.patterns)]
 
     def speakers(self, text: str) -> frozenset[str]:
-        """The programs and libraries that a text shows: a line, an exception's type, or the files of its frames."""
-        lower = text.lower()
-        return frozenset(name for name, rule in self._voices if rule.search(text, lower) is not None)
+        """The programs that show in a text: a line, an exception's type, or the files of its frames."""
+        return frozenset(name for name, _ in self._speakers.search(text))
 
     def match(
         self, text: str, speakers: frozenset[str] = _NOBODY, heard: frozenset[str] | None = _NOBODY
@@ -99,20 +111,20 @@ class Knowledge:
 
         With None for the latter, an entry fits whatever the rest of the log may show.
         """
-        lower = text.lower()
         here: frozenset[str] | None = None
-        for entry, rule in self._rules:
-            found = rule.search(text, lower)
-            if found is None or not (heard is None or not entry.heard or entry.heard & heard):
+        for entry, found in self._entries.search(text):
+            if entry.heard and heard is not None and not entry.heard & heard:
                 continue
-            here = speakers | self.speakers(text) if here is None else here
-            if not entry.by or entry.by & here:
+            if entry.by and here is None:
+                here = speakers | self.speakers(text)
+            if not entry.by or (here is not None and entry.by & here):
                 return Match(entry, _facts(found))
         return None
 
     def steps(self, entry: Entry, facts: Mapping[str, str], launcher: str = "") -> list[str]:
         """What to do, in the terms of the launcher that wrote the log."""
-        return [fill(self._remedy(step[1:], launcher) if step[0] == "@" else step, facts) for step in entry.do]
+        texts = (self._remedy(step[1:], launcher) if step.startswith("@") else step for step in entry.do)
+        return [fill(text, facts) for text in texts]
 
     def _remedy(self, name: str, launcher: str) -> str:
         texts = self._remedies[name]
@@ -138,15 +150,13 @@ def fill(text: str, facts: Mapping[str, str]) -> str:
     return _FACT.sub(lambda found: facts.get(found["name"], found["default"] or "?"), _PART.sub(part, text))
 
 
-def _in_order(document: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    return ((role, each) for role in ROLES for each in document.get(role, ()))
-
-
 def _entry(role: str, values: Mapping[str, Any], phrases: Mapping[str, str]) -> Entry:
-    names = {"not": "unlike"}
-    told = {names.get(key, key): tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    told: dict[str, Any] = {
+        "unlike" if key == "not" else key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+    }
     told |= {key: frozenset(told.get(key, ())) for key in ("by", "heard")}
-    return Entry(role=role, **{**told, "patterns": _compiled(values["patterns"], phrases)})
+    return Entry(**{**told, "role": role, "patterns": _compiled(values["patterns"], phrases)})
 
 
 def _compiled(patterns: Iterable[str], phrases: Mapping[str, str]) -> tuple[re.Pattern[str], ...]:

@@ -86,7 +86,9 @@ class Knowledge:
         self.entries = tuple(
             _entry(role, values, phrases) for role in ROLES for values in document.get(role, ())
         )
-        self.launchers = frozenset(name for name, told in document["speaker"].items() if told["launcher"])
+        self.names = frozenset(document["speaker"])
+        """All speakers."""
+        self.launchers = frozenset(name for name in self.names if document["speaker"][name]["launcher"])
         self._remedies: Mapping[str, Mapping[str, str]] = document.get("remedy", {})
         self._entries = _Index((entry, pattern) for entry in self.entries for pattern in entry.patterns)
         self._speakers = _Index(
@@ -111,13 +113,9 @@ class Knowledge:
 
         With None for the latter, an entry fits whatever the rest of the log may show.
         """
-        here: frozenset[str] | None = None
         for entry, found in self._entries.search(text):
-            if entry.heard and heard is not None and not entry.heard & heard:
-                continue
-            if entry.by and here is None:
-                here = speakers | self.speakers(text)
-            if not entry.by or (here is not None and entry.by & here):
+            fits = not entry.heard or heard is None or entry.heard & heard
+            if fits and (not entry.by or entry.by & (speakers | self.speakers(text))):
                 return Match(entry, _facts(found))
         return None
 

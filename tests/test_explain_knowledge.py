@@ -71,7 +71,7 @@ def test_an_entry_names_speakers_that_exist(entry: Entry) -> None:
 
 
 def test_every_pattern_has_a_fixed_text_and_bounded_gaps() -> None:
-    for pattern in _KNOWN.patterns:
+    for pattern in (*_KNOWN.patterns, *_KNOWN.speaker_patterns):
         assert min(map(len, fixed_texts(pattern) or [b""])) >= 2, pattern.pattern
         assert not re.search(r"(?<!\\)\.[*+](?!-|\)?$)", pattern.pattern), pattern.pattern
 

@@ -96,11 +96,8 @@ class Knowledge:
             for name, told in document["speaker"].items()
             for pattern in _compiled(told["patterns"], phrases)
         )
-
-    @property
-    def patterns(self) -> list[re.Pattern[str]]:
-        """All that may have to be found in a log: of the entries and of the speakers."""
-        return [pattern for _, pattern in (*self._entries.patterns, *self._speakers.patterns)]
+        self.patterns = [pattern for _, pattern in self._entries.patterns]
+        self.speaker_patterns = [pattern for _, pattern in self._speakers.patterns]
 
     def speakers(self, text: str) -> frozenset[str]:
         """The programs that show in a text: a line, an exception's type, or the files of its frames."""

@@ -1,43 +1,161 @@
-"""The knowledge base: what may stand in it, and that each of its entries is found by its samples alone."""
+"""The knowledge base of `rallypoint explain`: what an entry may contain, and that its own lines find it."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from known_errors_page import PARTS, page
-from rallypoint.diagnose.explain import explain
-from rallypoint.diagnose.explain.explanation import TIERS
-from rallypoint.diagnose.explain.knowledge import (
-    FACT,
-    OPERATORS,
-    SEGMENT,
-    SURENESS,
-    Cause,
-    Kind,
-    causes,
-    fill,
-    holds,
-    in_versions,
-    kinds,
-    needed_facts,
-    stops,
-)
-from rallypoint.diagnose.explain.reading import open_log
-from rallypoint.diagnose.explain.sieve import required_literals
+from rallypoint.explain.knowledge import OTHER, ROLES, Entry, Knowledge, fill, knowledge
+from rallypoint.explain.quick import fixed_texts
 
 pytestmark = pytest.mark.windows
 
-_ROOT = Path(__file__).parents[1]
-_SAMPLES = sorted((_ROOT / "tests" / "logs").glob("*.log"))
-_HEALTHY = sorted((_ROOT / "tests" / "logs" / "healthy").glob("*.log"))
-
-_IDS = [cause.id for cause in causes()]
-_ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_KNOWN = knowledge()
+_IDS = [entry.id for entry in _KNOWN.entries]
 _SOURCE = re.compile(r"[\w.-]+/[\w.-]+#\d+|reproduced with torch \d+\.\d+\.\d+")
-_BOUNDS = re.compile(r"(?:[<>]=?|[=!]=)\d+(?:\.\d+)*(?:,(?:[<>]=?|[=!]=)\d+(?:\.\d+)*)*")
+_FACT = re.compile(r"\{(\w+)(\|[^{}|]*)?\}")
+_PART = re.compile(r"\[[^\[\]]*\{\w+\}[^\[\]]*\]")
+
+each_entry = pytest.mark.parametrize("entry", _KNOWN.entries, ids=_IDS)
+
+
+def _found(text: str, *speakers: str, heard: frozenset[str] = frozenset()) -> str | None:
+    match = _KNOWN.match(text, frozenset(speakers), heard)
+    return match.entry.id if match is not None else None
+
+
+# Every entry ------------------------------------------------------------------------------------------------
+
+
+@each_entry
+def test_an_entry_is_the_first_that_its_example_finds(entry: Entry) -> None:
+    assert _found(entry.example, heard=entry.heard) == entry.id
+
+
+@each_entry
+def test_lines_that_resemble_an_entry_do_not_find_it(entry: Entry) -> None:
+    assert all(_found(line, heard=entry.heard) != entry.id for line in entry.unlike)
+
+
+@each_entry
+def test_an_entry_gives_short_advice_with_sources(entry: Entry) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", entry.id)
+    assert _IDS.count(entry.id) == 1
+    assert entry.role in ROLES
+    assert not entry.title.endswith(".")
+    assert 0 < len(entry.why) <= 240
+    assert 1 <= len(entry.do) <= 3
+    assert entry.sources
+    assert all(map(_SOURCE.fullmatch, entry.sources))
+
+
+@each_entry
+def test_a_step_is_short_for_every_launcher(entry: Entry) -> None:
+    steps = [step for launcher in ("", *_KNOWN.launchers) for step in _KNOWN.steps(entry, {}, launcher)]
+    assert all(0 < len(step) <= 200 and not step.startswith("@") for step in steps)
+
+
+@each_entry
+def test_an_entry_asks_only_for_facts_that_its_patterns_capture(entry: Entry) -> None:
+    texts = " ".join((entry.title, entry.why, *entry.do))
+    captured = [set(pattern.groupindex) for pattern in entry.patterns]
+    assert {name for name, _ in _FACT.findall(texts)} <= set().union(*captured)
+    needed = {name for name, default in _FACT.findall(_PART.sub("", texts)) if not default}
+    assert needed <= set.intersection(*captured)
+
+
+@each_entry
+def test_an_entry_names_speakers_that_exist(entry: Entry) -> None:
+    assert entry.by | entry.heard <= _KNOWN.names
+
+
+def test_every_pattern_has_a_fixed_text_and_bounded_gaps() -> None:
+    for pattern in (*_KNOWN.patterns, *_KNOWN.speaker_patterns):
+        assert min(map(len, fixed_texts(pattern) or [b""])) >= 2, pattern.pattern
+        assert not re.search(r"(?<!\\)\.[*+](?!-|\)?$)", pattern.pattern), pattern.pattern
+
+
+def test_there_are_few_entries() -> None:
+    assert len(_KNOWN.entries) <= 130
+
+
+# Who speaks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "speaker"),
+    [
+        ("misc/socket.cc:49 NCCL WARN socketProgress: Connection closed", "nccl"),
+        ("third_party/gloo/gloo/transport/tcp/pair.cc:799", "gloo"),
+        ("[W socket.cpp:663] [c10d] The client socket has failed to connect", "store"),
+        ("/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", "dataloader"),
+        ("[ERROR] device npu:3 failed", "npu"),
+        ("torch.distributed.elastic.multiprocessing.api", "torchrun"),
+        ("[launch.py:347:sigkill_handler] exits with return code = 1", "deepspeed"),
+        ("subprocess of accelerate/commands/launch.py", "accelerate"),
+        ("prterun noticed that process rank 1 exited", "mpi"),
+        ("ray.exceptions.RayTaskError(ValueError): ray::train()", "ray"),
+        ("(EngineCore_0 pid=12) ERROR", "vllm"),
+        ("slurmstepd: error: *** STEP 1.0 ON node-a CANCELLED", "slurm"),
+        ("0/3 nodes are available: 3 Insufficient cpu", "kubernetes"),
+    ],
+)
+def test_a_text_shows_its_speakers(text: str, speaker: str) -> None:
+    assert speaker in _KNOWN.speakers(text)
+
+
+def test_ordinary_text_has_no_speaker() -> None:
+    assert _KNOWN.speakers("epoch 3 step 100 loss 0.53, checkpoint saved") == frozenset()
+
+
+def test_the_launchers_are_those_of_the_report() -> None:
+    assert _KNOWN.launchers == {
+        "torchrun",
+        "vllm",
+        "ray",
+        "slurm",
+        "kubernetes",
+        "accelerate",
+        "deepspeed",
+        "mpi",
+    }
+
+
+# Mistakes that must not come back ---------------------------------------------------------------------------
+
+
+def test_truncated_messages_of_other_libraries_are_not_nccl() -> None:
+    text = "Message truncated : received 1024 bytes instead of 256"
+    assert _found(text) is None
+    assert _found(text, "nccl") == "collectives-differ"
+
+
+def test_a_bus_error_is_shared_memory_only_where_the_log_shows_some() -> None:
+    text = "failed (exitcode: -7) local_rank: 1 (pid: 901) of binary: /usr/bin/python"
+    assert _found(text) == "segmentation-fault"
+    assert _found(text, heard=frozenset({"dataloader"})) == "bus-error-of-a-loader"
+
+
+@pytest.mark.parametrize("accelerator", ["npu", "xpu", "mps"])
+def test_a_build_for_another_accelerator_is_not_called_a_build_for_the_cpu(accelerator: str) -> None:
+    text = "AssertionError: Torch not compiled with CUDA enabled"
+    assert _found(text) == "torch-without-cuda"
+    assert _found(text, heard=frozenset({accelerator})) == "cuda-on-another-accelerator"
+
+
+def test_only_the_kernel_or_the_scheduler_says_that_memory_ran_out() -> None:
+    assert _found("failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python") == "killed"
+    assert _found("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.") == "out-of-memory"
+
+
+def test_an_entry_that_needs_the_rest_of_the_log_can_be_asked_for_early() -> None:
+    match = _KNOWN.match("RuntimeError: Gloo connectFullMesh failed with [pair.cc:152]", heard=None)
+    assert match is not None
+    assert match.entry.heard == {"restart"}
+
+
+# The texts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -47,117 +165,48 @@ _BOUNDS = re.compile(r"(?:[<>]=?|[=!]=)\d+(?:\.\d+)*(?:,(?:[<>]=?|[=!]=)\d+(?:\.
         ("port[ {port}] on[ {host}, {port}].", {"port": "1", "host": "a"}, "port 1 on a, 1."),
         ("[::]:{port}, [x] and []", {"port": "1"}, "[::]:1, [x] and []"),
         ("{port}", {"port": "{host}[{x}]"}, "{host}[{x}]"),
-        ("on[ {host}:{port|PORT}], {port|PORT}", {}, "on, PORT"),
-        ("on[ {host}:{port|PORT}], {port|PORT}", {"host": "a"}, "on a:PORT, PORT"),
+        ("nc -vz {host|HOST} {port|PORT}", {"host": "a"}, "nc -vz a PORT"),
     ],
 )
 def test_facts_fill_texts(text: str, facts: dict[str, str], filled: str) -> None:
     assert fill(text, facts) == filled
 
 
-@pytest.mark.parametrize(
-    ("version", "bounds", "held"),
-    [
-        ("2.1.0+cpu", ">=1.13,<2.2", True),
-        ("2.10.0", ">=1.13,<2.2", False),
-        ("1.13.0", ">=1.13", True),
-        ("2.2.0a0+git", "==2.2", True),
-        ("2.2.1", "!=2.2", True),
-        ("2.13.0", "", True),
-    ],
-)
-def test_versions(version: str, bounds: str, held: bool) -> None:
-    assert in_versions(version, bounds) == held
+def test_a_pattern_captures_facts() -> None:
+    match = _KNOWN.match("accelerate: Tried to launch distributed communication on port `29500`, but")
+    assert match is not None
+    assert fill(match.entry.title, match.facts) == "The store's port 29500 is already in use"
 
 
-@pytest.mark.parametrize(
-    ("comparison", "facts", "true"),
-    [
-        ("a < b", {"a": "9", "b": "10"}, True),
-        ("a < b", {"a": "9"}, False),
-        ("a >= 9", {"a": "9"}, True),
-        ("a != -1", {"a": "-1"}, False),
-        ("a == 1", {"a": "one"}, False),
-    ],
-)
-def test_comparisons(comparison: str, facts: dict[str, str], true: bool) -> None:
-    assert holds(comparison, facts) == true
+def test_a_remedy_depends_on_the_launcher() -> None:
+    (entry,) = [each for each in _KNOWN.entries if each.id == "out-of-memory"]
+    assert "--mem" in _KNOWN.steps(entry, {}, "slurm")[0]
+    assert "resources.limits.memory" in _KNOWN.steps(entry, {}, "kubernetes")[0]
+    assert _KNOWN.steps(entry, {}, "torchrun") == _KNOWN.steps(entry, {})
 
 
-# The knowledge base as it is -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cause", causes(), ids=_IDS)
-def test_an_entry_says_what_can_be_meant(cause: Cause) -> None:
-    """An entry with a wrong key or a broken regular expression cannot even be loaded."""
-    assert _ID.fullmatch(cause.id)
-    assert _IDS.count(cause.id) == 1
-    assert not cause.title.endswith(".")
-    assert (cause.part in PARTS, cause.role in TIERS, cause.sure in SURENESS) == (True, True, True)
-    assert set(cause.platforms) <= {"linux", "windows", "macos"}
-    assert not cause.versions or _BOUNDS.fullmatch(cause.versions)
-    assert all(map(_SOURCE.fullmatch, cause.sources))
-    assert set(cause.over) <= set(_IDS) - {cause.id}
-    assert all((cause.title, cause.what, cause.why, cause.do, cause.sources))
-    assert all(map(required_literals, (*cause.patterns, *cause.context))), "a pattern needs a fixed text"
-    assert cause.match(cause.example) is not None
-
-
-@pytest.mark.parametrize("cause", causes(), ids=_IDS)
-def test_the_facts_in_an_entry_are_told_by_its_patterns(cause: Cause) -> None:
-    """What not all patterns tell is in square brackets, or has a default."""
-    told = [set(pattern.groupindex) for pattern in cause.patterns]
-    texts = (cause.what, cause.why, *cause.do)
-    asked = {found["name"] for text in texts for found in FACT.finditer(text)}
-    for comparison in cause.where:
-        fact, op, other = comparison.split()
-        assert op in OPERATORS
-        asked |= {fact, *([] if other.lstrip("-").isdigit() else [other])}
-    asked |= {cause.differs, cause.alike} - {""}
-    assert asked <= set().union(*told)
-    assert needed_facts(SEGMENT.sub("", "".join(texts))) <= set.intersection(*told)
-
-
-@pytest.mark.parametrize("kind", [*kinds(), *stops()], ids=lambda kind: str(kind.id))
-def test_a_kind_is_the_first_that_fits_its_example(kind: Kind) -> None:
-    alike = kinds() if kind in kinds() else stops()
-    found = (each for each in alike if any(pattern.search(kind.example) for pattern in each.patterns))
-    assert next(found) is kind
-    texts = (kind.why, *kind.do)
-    told = {name for pattern in kind.patterns for name in pattern.groupindex} | {"library"}
-    assert {found["name"] for text in texts for found in FACT.finditer(text)} <= told
-    assert not needed_facts(SEGMENT.sub("", "".join(texts)))
-
-
-def test_every_entry_has_a_sample_and_every_sample_an_entry() -> None:
-    assert {path.name.partition(".")[0] for path in _SAMPLES} == {cause.id for cause in causes()}
-
-
-def test_there_are_logs_of_jobs_that_ended_well() -> None:
-    assert len(_HEALTHY) >= 10
-
-
-@pytest.mark.parametrize("path", _SAMPLES, ids=lambda path: str(path.stem))
-def test_a_sample_is_explained_by_its_entry(path: Path) -> None:
-    report = explain([open_log(path)])
-    (cause,) = [each for each in causes() if each.id == path.name.partition(".")[0]]
-    if cause.role == "notice":
-        assert (report.verdict, [told.cause for told in report.notices]) == (None, [cause])
-        return
-    assert report.verdict is not None
-    assert report.verdict.incident.cause is cause, report.verdict.incident.headline
-    assert report.verdict.shown
-    rest = (*report.consequences, *report.others, *(each.incident for each in report.other_tries))
-    assert [told.title for told in rest if told.role == "cause" and told.cause is not None] == []
-
-
-@pytest.mark.parametrize("path", _HEALTHY, ids=lambda path: str(path.stem))
-def test_a_job_that_ended_well_has_nothing_but_notices(path: Path) -> None:
-    report = explain([open_log(path)])
-    assert (report.verdict, report.suspects, report.consequences, report.others) == (None, (), (), ())
-    assert not report.found
-
-
-def test_the_page_is_that_of_the_knowledge_base() -> None:
-    """`python tests/known_errors_page.py docs/known-errors.md` writes it."""
-    assert (_ROOT / "docs" / "known-errors.md").read_text(encoding="utf-8") == page(causes())
+def test_a_document_can_be_small() -> None:
+    speaker = {"web": {"launcher": True, "patterns": ["nginx"]}}
+    entry = {
+        "id": "moved",
+        "title": "It moved",
+        "by": ["web"],
+        "patterns": ["<code> moved"],
+        "example": "",
+        "why": "Because",
+        "do": ["@look"],
+        "sources": ["a/b#1"],
+    }
+    small = Knowledge(
+        {
+            "speaker": speaker,
+            "phrase": {"code": r"(?P<code>\d+)"},
+            "remedy": {"look": {OTHER: "Look", "web": "Look at the web"}},
+            "cause": [entry],
+        }
+    )
+    assert small.match("301 moved") is None
+    match = small.match("nginx: 301 moved")
+    assert match is not None
+    assert (match.entry.id, match.facts) == ("moved", {"code": "301"})
+    assert small.steps(match.entry, match.facts, "web") == ["Look at the web"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 import rosters
+from explain_corpus import REPRODUCED, samples
 from rallypoint.codec import to_text
 from rallypoint.diagnose.explain import words as explain_words
 from rallypoint.diagnose.explain.evidence import Evidence
@@ -39,7 +40,6 @@ from rallypoint.wire.encoding import blob
 from rolls import client, part, plan, rank, ranks, relay, snapshot, wait
 from startups import PID, straggler
 
-_LOGS: Final = Path(__file__).parent / "logs"
 _SIZE: Final = Size(2, 3)
 _NEW: Final = Member("new", "node-z", 1)
 
@@ -167,7 +167,7 @@ def _seeds() -> dict[str, Text]:
         "plan": Text(_plan, [machines.encode()]),
         "roster": Text(_roster, [to_text(each).encode() for each in known]),
         "events": Text(_events, ["\n".join(to_line(each, PID) for each in straggler(4, 2, 3.0)).encode()]),
-        "log": Text(_log, [each.read_bytes()[-3000:] for each in sorted(_LOGS.glob("*.log"))]),
+        "log": Text(_log, [each.data[-3000:] for each in samples(REPRODUCED)]),
         "answers": Text(_answers, [b"\x00" + blob(each) for each in (*snapshots, b"value")] + [b"\x01"]),
     }
 

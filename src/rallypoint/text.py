@@ -88,6 +88,12 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def clock(time: float) -> str:
+    """The time of day, in UTC where the time counts from the epoch: `14:36:19`."""
+    seconds = int(time) % 86_400
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
 def joined_by_and(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
@@ -172,7 +178,7 @@ def excerpt(text: str, most: int) -> str:
 def wrapped(
     text: str, width: int, first: str = "", later: str | None = None, *, commands: bool = False
 ) -> list[str]:
-    """The text in lines of at most `width` columns: the first behind `first`, others behind `later` or blanks.
+    """The text in lines of at most `width` columns: behind `first`, then behind `later` or blanks.
 
     With `commands`, a command between backticks stays in one line, which may get longer than `width`.
     """

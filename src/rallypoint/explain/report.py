@@ -10,18 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import Any, Final
 
 from rallypoint.exits import exit_text, signal_name
 from rallypoint.explain.events import Event, Frame, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
+from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
 from rallypoint.text import (
+    clock,
     columns,
     counted,
     excerpt,
-    joined_by_and,
     named_ranks,
     printable,
     short_path,
@@ -33,14 +33,12 @@ WIDTH: Final = 80
 _MOST_LINES: Final = 20
 _MOST_STEPS: Final = 3
 _MOST_ROWS: Final = 20
-_DAY_SECONDS: Final = 86_400
 _TITLES: Final = {
     Kind.KILLED: "a process was killed",
     Kind.ENDED: "a process ended with an error",
     Kind.TOLD: "the job was told to end",
     Kind.STALL: "the job makes no progress",
 }
-_NO_TITLE: Final = "the first line that states an error"
 _EMPTY: Final = "The log is empty. Launchers write to standard error: `torchrun ... 2>&1 | tee train.log`."
 _LOOK: Final = "`py-spy dump --pid PID` shows where a process waits, if it still runs."
 _MEETING: Final = re.compile(r"(?i)rendezvous|process.group|\bstore\b|\b(?:ranks|nodes|machines|peers)\b")
@@ -74,10 +72,6 @@ def as_text(found: Explanation, width: int = WIDTH, *, everything: bool = False)
 def _answer(found: Explanation, width: int, most_steps: int) -> list[str]:
     if found.verdict is not None:
         return list(_failure(found, found.verdict, width, most_steps))
-    if found.suspects:
-        said = f"No known failure in {counted(found.lines, 'line')}. This looks most like one:"
-        suspects = (_quote(found, each, width) for each in found.suspects[:_MOST_STEPS])
-        return [*wrapped(said, width), *chain.from_iterable(suspects)]
     return list(_stop(found, found.stop, width) if found.stop is not None else _nothing(found, width))
 
 
@@ -86,10 +80,8 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     heading = (verdict.certainty, _who([event.process]), title_of(event, verdict.root))
     yield from _cut(": ".join(filter(None, heading)), width, 2)
     yield from _quote(found, event, width, verdict.root)
-    if verdict.by is not None:
-        yield from _cut(f"line {verdict.by.line:,} explains it: {verdict.by.text}", width, 2, "  ")
-    if found.stop is not None:
-        yield from _cut(f"before that, it stood at: {found.stop.text}", width, 2, "  ")
+    if (by := verdict.by) is not None:
+        yield from _cut(f"explained before ({_in_log(found, by, None, 20)}): {by.text}", width, 2, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
     if verdict.certainty == "consequence":
         yield from wrapped(elsewhere(found, verdict), width)
@@ -103,15 +95,28 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
     yield from _cut(_said(event, raised), width, 3, "  | ", "  | ")
-    line = event.line if root is None else root.line
-    attempt = f", attempt {event.attempt + 1} of {found.attempts}" if found.attempts > 1 else ""
-    parts = [f"({short_path(found.logs[event.log].name, width - 40)}, line {line:,}{attempt})"]
+    parts = [f"({_in_log(found, event, root, width - 40)})"]
     if raised is not None and raised.place is not None:
         parts.insert(0, f"at {_place(raised.place, width - 5)}")
     together = " ".join(parts)
     yield from (f"  {each}" for each in ([together] if columns(together) <= width - 2 else parts))
     if raised is not event.raised and event.raised is not None:
         yield from _cut(f"which became {event.raised.headline}", width, 1, "  ")
+
+
+def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) -> str:
+    """The place in the log: `train.log, line 812, 14:36:19`. A structured report has none."""
+    if event.log == LAUNCHER:
+        return "as reported"
+    at = [f", {clock(event.time)}"] if event.time is not None else []
+    attempt = [f", attempt {event.attempt + 1} of {found.attempts}"] if found.attempts > 1 else []
+    name = short_path(found.logs[event.log].name, most)
+    return "".join([f"{name}, line {_line(found, event, root):,}", *at, *attempt])
+
+
+def _line(found: Explanation, event: Event, root: Raised | None = None) -> int | None:
+    """The number of the line as an editor counts it."""
+    return None if event.log == LAUNCHER else found.logs[event.log].shown_line((root or event).line)
 
 
 def _said(event: Event, raised: Raised | None) -> str:
@@ -125,18 +130,9 @@ def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:
     where = "in the midst of work" if found.worked is not None else "before any work"
     yield from wrapped(f"No failure in {counted(found.lines, 'line')}, but the log stops {where}:", width)
     yield from _quote(found, stop, width)
-    waiting = f"waiting for {found.waiting}" if found.waiting else "there"
-    if stop.time is not None or found.waiting:
-        yield from wrapped(f"It has been {waiting}{_since(stop.time)}.", width, commands=True)
-    meets = found.worked is None and _MEETING.search(f"{stop.text} {found.waiting}")
+    meets = found.worked is None and _MEETING.search(stop.text)
     steps = [_LOOK, *([_MISSING] if meets else []), _AFTERWARDS.get(found.launcher, _KILLED)]
     yield from _numbered(steps, width)
-
-
-def _since(time: float | None) -> str:
-    seconds = int(time or 0) % _DAY_SECONDS
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f" since {clock}" if time is not None else ""
 
 
 def _nothing(found: Explanation, width: int) -> Iterator[str]:
@@ -164,7 +160,10 @@ def _rest(found: Explanation, width: int) -> Iterator[str]:
         "What followed": _rows(found.consequences),
         "Harmless": _rows(found.notices),
         "Lines that look like a failure": _rows(found.suspects),
-        "First failures of earlier attempts": [row for each in found.earlier for row in _rows([each])],
+        "Failures that ended nothing": [
+            f"{_rows([each])[0]}: {why}" for each, why in found.set_aside.items()
+        ],
+        "First failures of earlier attempts": [_rows([each])[0] for each in found.earlier],
         "Not read": [f"{name}: {reason}" for name, reason in found.unreadable],
     }
     for heading, rows in sections.items():
@@ -198,13 +197,9 @@ def title_of(event: Event, root: Raised | None = None) -> str:
         return fill(event.match.entry.title, _facts(event))
     if raised is not None and raised.name:
         return raised.name
-    if event.code:
-        return (
-            f"ended by {signal_name(-event.code)}"
-            if event.code < 0
-            else f"ended with {exit_text(event.code)}"
-        )
-    return _TITLES.get(event.kind, _NO_TITLE)
+    if code := event.code or 0:
+        return f"ended by {signal_name(-code)}" if code < 0 else f"ended with {exit_text(code)}"
+    return _TITLES.get(event.kind, "the first line that states an error")
 
 
 def why_of(verdict: Verdict) -> str:
@@ -253,13 +248,12 @@ def _harmless(text: str) -> str:
 def _who(processes: Sequence[Process]) -> str:
     """`ranks 0 to 2 on node-a`; machines if the ranks are not known, or the process."""
     ranks = sorted({each.rank for each in processes if each.rank is not None})
-    local = sorted({each.local for each in processes if each.rank is None and each.local is not None})
+    local = sorted({each.local for each in processes if each.local is not None})
     hosts = [shown(each, 40) for each in dict.fromkeys(each.host for each in processes if each.host)]
-    names = [*([named_ranks(ranks)] if ranks else []), *([f"local {named_ranks(local)}"] if local else [])]
-    if names:
-        return " and ".join(names) + (f" on {hosts[0]}" if len(hosts) == 1 else "")
+    if name := named_ranks(ranks) if ranks else f"local {named_ranks(local)}" if local else "":
+        return f"{name} on {hosts[0]}" if len(hosts) == 1 else name
     pids = [f"process {each}" for each in {each.pid for each in processes if each.pid is not None}]
-    return joined_by_and(hosts[:3]) or (pids[0] if len(pids) == 1 else "")
+    return ", ".join(hosts[:3] or pids[:3])
 
 
 def _place(frame: Frame, most: int) -> str:
@@ -285,56 +279,61 @@ def _cut(text: str, width: int, most: int, first: str = "", later: str | None = 
 def as_json(found: Explanation) -> dict[str, Any]:
     """The whole explanation. The keys are stable:
 
-    found, lines, launcher (or ""), attempts, waiting
-    verdict: null, or an event with certainty, reason, why, do, elsewhere, chain, root and by
+    found, lines, launcher (or ""), attempts
+    verdict: null, or an event with certainty, reason, why, do, elsewhere and by (a library's line or null); its
+        headline, line and place are those of the exception to look at
     consequences, notices, suspects, earlier: events; stop, worked: an event or null
+    set_aside: failures that ended nothing, events with a reason
     logs: name, lines, rank, host, attempt, newest_first; unreadable: name, reason
 
-    An event: kind, title, headline, text, log, line, rank, local, host, pid, time, level, attempt, code,
-    first, count, role, id, facts, sources, exception.
-    An exception, also in chain and root: type, message, more, line, frames, place, native, caught, handling.
+    An event: kind, title, headline, place, text, log, line, rank, local, host, pid, time, level, attempt, code,
+    first, count, role, id, facts, sources, exceptions (of a chain: the first one first).
     """
-    logs = [asdict(replace(each, tail=())) for each in found.logs]
     lists = ("consequences", "notices", "suspects", "earlier")
+    logs = ("name", "lines", "rank", "host", "attempt", "newest_first")
     return {
-        **{name: getattr(found, name) for name in ("found", "lines", "launcher", "attempts", "waiting")},
-        "verdict": None if found.verdict is None else _verdict_json(found, found.verdict),
+        **{name: getattr(found, name) for name in ("found", "lines", "launcher", "attempts")},
+        "verdict": _verdict_json(found, found.verdict) if found.verdict is not None else None,
         **{name: [_event_json(found, each) for each in getattr(found, name)] for name in lists},
-        **{name: _event_json(found, getattr(found, name)) for name in ("stop", "worked")},
-        "logs": [{name: value for name, value in each.items() if name != "tail"} for each in logs],
+        "set_aside": [{**_event_json(found, each), "reason": why} for each, why in found.set_aside.items()],
+        "stop": _event_json(found, found.stop) if found.stop is not None else None,
+        "worked": _event_json(found, found.worked) if found.worked is not None else None,
+        "logs": [{name: getattr(each, name) for name in logs} for each in found.logs],
         "unreadable": [{"name": name, "reason": reason} for name, reason in found.unreadable],
     }
 
 
 def _verdict_json(found: Explanation, verdict: Verdict) -> dict[str, Any]:
     return {
-        **(_event_json(found, verdict.event) or {}),
-        **{"title": title_of(verdict.event, verdict.root), "why": why_of(verdict)},
-        **{"certainty": verdict.certainty, "reason": verdict.reason, "do": steps_of(found, verdict)},
+        **_event_json(found, verdict.event, verdict.root),
+        "certainty": verdict.certainty,
+        "reason": verdict.reason,
+        "why": why_of(verdict),
+        "do": steps_of(found, verdict),
         "elsewhere": elsewhere(found, verdict) if verdict.certainty == "consequence" else "",
-        "chain": [_raised_json(each) for each in verdict.chain],
-        **{"root": _raised_json(verdict.root), "by": _event_json(found, verdict.by)},
+        "by": _event_json(found, verdict.by) if verdict.by is not None else None,
     }
 
 
-def _event_json(found: Explanation, event: Event | None) -> dict[str, Any] | None:
-    if event is None:
-        return None
-    match = event.match
-    names = ("headline", "text", "line", "time", "level", "attempt", "code", "first", "count", "role")
+def _event_json(found: Explanation, event: Event, root: Raised | None = None) -> dict[str, Any]:
+    raised, entry = root or event.raised, event.match.entry if event.match is not None else None
+    names = ("text", "time", "level", "attempt", "code", "first", "count", "role")
     return {
-        **{"kind": event.kind.value, "title": title_of(event), "log": found.logs[event.log].name},
-        **{name: getattr(event, name) for name in names},
+        "kind": event.kind.value,
+        "title": title_of(event, root),
+        "headline": _said(event, raised),
+        "place": str(raised.place) if raised is not None and raised.place is not None else None,
+        "log": found.logs[event.log].name if event.log != LAUNCHER else None,
+        "line": _line(found, event, root),
         **asdict(event.process),
-        **{"id": match and match.entry.id, "facts": match.facts if match is not None else {}},
-        "sources": list(match.entry.sources) if match is not None else [],
-        "exception": _raised_json(event.raised),
+        **{name: getattr(event, name) for name in names},
+        "id": entry.id if entry is not None else None,
+        "facts": event.match.facts if event.match is not None else {},
+        "sources": list(entry.sources) if entry is not None else [],
+        "exceptions": [_raised_json(each) for each in event.raised.chain] if event.raised is not None else [],
     }
 
 
-def _raised_json(raised: Raised | None) -> dict[str, Any] | None:
-    if raised is None:
-        return None
+def _raised_json(raised: Raised) -> dict[str, Any]:
     values = asdict(replace(raised, earlier=None))
-    del values["earlier"]
-    return {**values, "place": None if raised.place is None else str(raised.place)}
+    return {name: value for name, value in values.items() if name != "earlier"}

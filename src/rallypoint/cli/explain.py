@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +117,7 @@ def _read(names: Sequence[str], reported: Sequence[Event]) -> Explanation:
     reader = Reader()
     sources = [reader.open(path) for path in paths]
     if "-" in names:
-        sources.append(reader.stream(sys.stdin.buffer, time.time()))
+        sources.append(reader.stream(sys.stdin.buffer))
     found = _judged(sources, _total_of(paths) if "-" not in names else None, reported)
     if sources and len(reader.unreadable) == len(sources):
         name, reason = reader.unreadable[0]

@@ -45,19 +45,11 @@ class Reader:
     def open(self, path: Path) -> Source:
         """A file. It is opened when its chunks are asked for: a pipe can be opened only once."""
         rank, host, attempt = told_by_name(path)
-        return Source(
-            name=str(path),
-            chunks=self._noted(str(path), _chunks_of(path)),
-            rank=rank,
-            host=host,
-            attempt=attempt,
-            modified=path.stat().st_mtime,
-        )
+        return Source(str(path), self._noted(str(path), _chunks_of(path)), rank, host, attempt)
 
-    def stream(self, stream: IO[bytes], now: float) -> Source:
+    def stream(self, stream: IO[bytes]) -> Source:
         """Standard input."""
-        chunks = self._noted(STANDARD_INPUT, recoded(_unpacked(stream)))
-        return Source(name=STANDARD_INPUT, chunks=chunks, modified=now)
+        return Source(STANDARD_INPUT, self._noted(STANDARD_INPUT, recoded(_unpacked(stream))))
 
     def _noted(self, name: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
         try:

@@ -17,23 +17,15 @@ from rallypoint.explain.events import Event, Frame, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
-from rallypoint.text import (
-    clock,
-    columns,
-    counted,
-    excerpt,
-    named_ranks,
-    printable,
-    short_path,
-    shown,
-    wrapped,
-)
+from rallypoint.text import clock, columns, counted, excerpt, named_ranks, printable, short_path, wrapped
 
 WIDTH: Final = 80
 _MOST_LINES: Final = 20
 _MOST_STEPS: Final = 3
 _MOST_ROWS: Final = 20
 _TITLES: Final = {
+    Kind.ERROR: "the first line that states an error",
+    Kind.LIBRARY: "a library's own account",
     Kind.KILLED: "a process was killed",
     Kind.ENDED: "a process ended with an error",
     Kind.TOLD: "the job was told to end",
@@ -57,13 +49,12 @@ _REMEDY: Final = re.compile(
 )
 """A sentence of an exception's own text that states a remedy."""
 
-# Text ------------------------------------------------------------------------------------------------------
-
 
 def as_text(found: Explanation, width: int = WIDTH, *, everything: bool = False) -> str:
     """The explanation, without a newline at its end. `everything` is for `--all`."""
     for steps in range(_MOST_STEPS, 0, -1):
-        lines = [*_answer(found, width, steps), *_unread(found, width)]
+        unread = ", ".join(f"{short_path(name, width - 40)} ({why})" for name, why in found.unreadable)
+        lines = [*_answer(found, width, steps), *_cut(unread, width, 1, "Not read: ")]
         if len(lines) <= _MOST_LINES:
             break
     return "\n".join([*lines, *_rest(found, width)] if everything else lines)
@@ -72,6 +63,8 @@ def as_text(found: Explanation, width: int = WIDTH, *, everything: bool = False)
 def _answer(found: Explanation, width: int, most_steps: int) -> list[str]:
     if found.verdict is not None:
         return list(_failure(found, found.verdict, width, most_steps))
+    if not found.lines:
+        return wrapped(_EMPTY, width, commands=True)
     return list(_stop(found, found.stop, width) if found.stop is not None else _nothing(found, width))
 
 
@@ -81,7 +74,7 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     yield from _cut(": ".join(filter(None, heading)), width, 2)
     yield from _quote(found, event, width, verdict.root)
     if (by := verdict.by) is not None:
-        yield from _cut(f"explained before ({_in_log(found, by, None, 20)}): {by.text}", width, 2, "  ")
+        yield from _cut(f"explained before ({_in_log(found, by, None, 20)}): {by.text}", width, 1, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
     if verdict.certainty == "consequence":
         yield from wrapped(elsewhere(found, verdict), width)
@@ -95,9 +88,11 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
     yield from _cut(_said(event, raised), width, 3, "  | ", "  | ")
-    parts = [f"({_in_log(found, event, root, width - 40)})"]
-    if raised is not None and raised.place is not None:
-        parts.insert(0, f"at {_place(raised.place, width - 5)}")
+    place = [raised.place] if raised is not None and raised.place is not None else []
+    parts = [
+        *(f"at {_place(each, width - 5)}" for each in place),
+        f"({_in_log(found, event, root, width - 40)})",
+    ]
     together = " ".join(parts)
     yield from (f"  {each}" for each in ([together] if columns(together) <= width - 2 else parts))
     if raised is not event.raised and event.raised is not None:
@@ -130,24 +125,14 @@ def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:
     where = "in the midst of work" if found.worked is not None else "before any work"
     yield from wrapped(f"No failure in {counted(found.lines, 'line')}, but the log stops {where}:", width)
     yield from _quote(found, stop, width)
-    meets = found.worked is None and _MEETING.search(stop.text)
-    steps = [_LOOK, *([_MISSING] if meets else []), _AFTERWARDS.get(found.launcher, _KILLED)]
-    yield from _numbered(steps, width)
+    more = [_MISSING] if found.worked is None and _MEETING.search(stop.text) else []
+    yield from _numbered([_LOOK, *more, _AFTERWARDS.get(found.launcher, _KILLED)], width)
 
 
 def _nothing(found: Explanation, width: int) -> Iterator[str]:
-    if not found.lines:
-        yield from wrapped(_EMPTY, width, commands=True)
-        return
     last = f"; last: {found.worked.text}" if found.worked is not None else ", but no sign of work either."
     yield from _cut(f"No failure in {counted(found.lines, 'line')}{last}", width, 1)
     yield from _cut("; ".join(_rows(found.notices)), width, 2, "Harmless: ")
-
-
-def _unread(found: Explanation, width: int) -> list[str]:
-    names = [f"{short_path(name, width - 40)} ({reason})" for name, reason in found.unreadable]
-    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-    return _cut(f"{names[0]}{more}" if names else "", width, 2, "Not read: ")
 
 
 def _rest(found: Explanation, width: int) -> Iterator[str]:
@@ -159,10 +144,7 @@ def _rest(found: Explanation, width: int) -> Iterator[str]:
         "Exceptions, the first one first": [each.headline for each in told] if len(told) > 1 else [],
         "What followed": _rows(found.consequences),
         "Harmless": _rows(found.notices),
-        "Lines that look like a failure": _rows(found.suspects),
-        "Failures that ended nothing": [
-            f"{_rows([each])[0]}: {why}" for each, why in found.set_aside.items()
-        ],
+        "Without effect": [f"{_rows([each])[0]}: {why}" for each, why in found.set_aside.items()],
         "First failures of earlier attempts": [_rows([each])[0] for each in found.earlier],
         "Not read": [f"{name}: {reason}" for name, reason in found.unreadable],
     }
@@ -187,9 +169,6 @@ def _rows(events: Iterable[Event]) -> list[str]:
     return rows
 
 
-# What the parts say ----------------------------------------------------------------------------------------
-
-
 def title_of(event: Event, root: Raised | None = None) -> str:
     """What happened, in words: the entry's title, the exception's type, or how the process ended."""
     raised = root or event.raised
@@ -199,7 +178,7 @@ def title_of(event: Event, root: Raised | None = None) -> str:
         return raised.name
     if code := event.code or 0:
         return f"ended by {signal_name(-code)}" if code < 0 else f"ended with {exit_text(code)}"
-    return _TITLES.get(event.kind, "the first line that states an error")
+    return _TITLES.get(event.kind, event.text.strip())
 
 
 def why_of(verdict: Verdict) -> str:
@@ -215,15 +194,16 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
         return knowledge().steps(event.match.entry, _facts(event), found.launcher)
     if raised is None:
         return []
-    steps = [f"Look at {_place(frame, 100)}" for frame in filter(None, [raised.users_frame])]
+    frame = raised.users_frame
+    steps = [f"Look at {_place(frame, 60)}: {excerpt(frame.source, 80)}"] if frame is not None else []
     said = map(str.strip, _SENTENCE.split("\n".join((raised.message, *raised.more))))
     remedies = [f'The error says: "{excerpt(each, 150)}"' for each in said if _REMEDY.search(each)]
-    return [_harmless(each) for each in (*steps, *remedies[:1])]
+    return [_harmless(each).removesuffix(": ") for each in (*steps, *remedies[:1])]
 
 
 def elsewhere(found: Explanation, verdict: Verdict) -> str:
     """Where to look for the cause of a mere consequence."""
-    events = [*found.consequences, *found.notices, *found.suspects, verdict.event]
+    events = [*found.consequences, *found.notices, verdict.event]
     ranks = [*(each.process.rank for each in events), *(each.rank for each in found.logs)]
     wrote = {each for each in ranks if each is not None}
     peer = _facts(verdict.event).get("peer", "")
@@ -249,7 +229,7 @@ def _who(processes: Sequence[Process]) -> str:
     """`ranks 0 to 2 on node-a`; machines if the ranks are not known, or the process."""
     ranks = sorted({each.rank for each in processes if each.rank is not None})
     local = sorted({each.local for each in processes if each.local is not None})
-    hosts = [shown(each, 40) for each in dict.fromkeys(each.host for each in processes if each.host)]
+    hosts = [excerpt(each, 40) for each in dict.fromkeys(each.host for each in processes if each.host)]
     if name := named_ranks(ranks) if ranks else f"local {named_ranks(local)}" if local else "":
         return f"{name} on {hosts[0]}" if len(hosts) == 1 else name
     pids = [f"process {each}" for each in {each.pid for each in processes if each.pid is not None}]
@@ -257,7 +237,7 @@ def _who(processes: Sequence[Process]) -> str:
 
 
 def _place(frame: Frame, most: int) -> str:
-    end = f":{frame.line}" + (f", in {shown(frame.function, 40)}" if frame.function else "")
+    end = f":{frame.line}" + (f", in {excerpt(printable(frame.function), 40)}" if frame.function else "")
     return short_path(frame.file, max(most - len(end), 20)) + end
 
 
@@ -270,7 +250,10 @@ def _numbered(steps: Sequence[str], width: int) -> Iterator[str]:
 def _cut(text: str, width: int, most: int, first: str = "", later: str | None = None) -> list[str]:
     """A text from a log, in as many lines at most; nothing if it is empty."""
     lines = wrapped(text, width, first, later)
-    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 2].rstrip()} …"]
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1]
+    return [*lines[: most - 1], f"{last if columns(last) <= width - 2 else last[:-2]} …"]
 
 
 # JSON ------------------------------------------------------------------------------------------------------
@@ -279,17 +262,15 @@ def _cut(text: str, width: int, most: int, first: str = "", later: str | None = 
 def as_json(found: Explanation) -> dict[str, Any]:
     """The whole explanation. The keys are stable:
 
-    found, lines, launcher (or ""), attempts
-    verdict: null, or an event with certainty, reason, why, do, elsewhere and by (a library's line or null); its
-        headline, line and place are those of the exception to look at
-    consequences, notices, suspects, earlier: events; stop, worked: an event or null
-    set_aside: failures that ended nothing, events with a reason
+    found, lines, launcher (or ""), attempts; consequences, notices, earlier: events
+    verdict: null, or an event with certainty, reason, why, do, elsewhere, and by: a library's line or null.
+        Its headline, line and place are those of the exception to look at.
+    set_aside: events without effect, with a reason; stop, worked: an event or null
     logs: name, lines, rank, host, attempt, newest_first; unreadable: name, reason
-
-    An event: kind, title, headline, place, text, log, line, rank, local, host, pid, time, level, attempt, code,
-    first, count, role, id, facts, sources, exceptions (of a chain: the first one first).
+    An event: kind, title, headline, place, log, line, rank, local, host, pid, text, time, level, attempt,
+        code, first, count, role, id, facts, sources, exceptions (of a chain: the first one first)
     """
-    lists = ("consequences", "notices", "suspects", "earlier")
+    lists = ("consequences", "notices", "earlier")
     logs = ("name", "lines", "rank", "host", "attempt", "newest_first")
     return {
         **{name: getattr(found, name) for name in ("found", "lines", "launcher", "attempts")},

@@ -88,13 +88,11 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
     yield from _cut(_said(event, raised), width, 3, "  | ", "  | ")
-    place = [raised.place] if raised is not None and raised.place is not None else []
-    parts = [
-        *(f"at {_place(each, width - 5)}" for each in place),
-        f"({_in_log(found, event, root, width - 40)})",
-    ]
-    together = " ".join(parts)
-    yield from (f"  {each}" for each in ([together] if columns(together) <= width - 2 else parts))
+    log = f"({_in_log(found, event, root, width - 40)})"
+    place = raised.place if raised is not None else None
+    at = f"at {_place(place, max(width - 6 - columns(log), 30))} " if place is not None else ""
+    for each in [at + log] if columns(at + log) <= width - 2 else [at, log]:
+        yield from _cut(each, width, 1, "  ")
     if raised is not event.raised and event.raised is not None:
         yield from _cut(f"which became {event.raised.headline}", width, 1, "  ")
 
@@ -159,7 +157,7 @@ def _rows(events: Iterable[Event]) -> list[str]:
     """Each title once, with all who wrote it and how often; those of most processes first."""
     by_title: dict[str, list[Event]] = {}
     for event in events:
-        title = title_of(event) if event.match or event.raised else event.text.strip()
+        title = title_of(event) if event.match or event.raised or event.code else event.text.strip()
         by_title.setdefault(excerpt(title, 120), []).append(event)
     rows = []
     for title, group in sorted(by_title.items(), key=lambda item: -len({each.process for each in item[1]})):

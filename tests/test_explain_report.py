@@ -58,7 +58,7 @@ def test_an_exception_of_the_users_own_code_gets_its_line_and_no_guess() -> None
     assert as_text(found).splitlines() == [
         "unknown error: rank 3 on node-b: ValueError",
         "  | ValueError: learning rate 3.0 is out of range [0, 1]",
-        "  at /home/…/training/code/train.py:12, in step (train.log, line 812)",
+        "  at /home/…/projects/training/code/train.py:12, in step (train.log, line 812)",
         "Do:",
         "  1. Look at /home/alice/work/projects/training/code/train.py:12, in step:",
         "     check(lr)",

@@ -130,7 +130,23 @@ def test_the_exception_to_look_at_stands_for_the_one_that_it_became() -> None:
     assert lines[0] == "unknown error: ValueError"
     assert "line 812)" in " ".join(lines)
     assert "  which became RuntimeError: worker 0 failed" in lines
-    assert "  explained before (train.log, line 800): NCCL WARN no route" in lines
+    assert "  explained in line 800: NCCL WARN no route" in lines
+
+
+def test_long_paths_do_not_push_the_end_of_a_message_out() -> None:
+    message = f"{'/site-packages' * 20}/flash_attn.so: undefined symbol: _ZN3c105ErrorC2E"
+    text = as_text(_found(_raising(replace(_ERROR, message=message))))
+    assert "| ValueError: /site-packages/…/flash_attn.so: undefined symbol:\n" in text
+    assert "| _ZN3c105ErrorC2E\n" in text
+
+
+def test_what_the_same_process_said_next_is_not_told_as_what_followed() -> None:
+    found = _found(_raising(process=Process(1)))
+    assert "Then: " not in as_text(replace(found, consequences=(_lost(1), _event(line=900))))
+
+
+def test_the_place_of_a_consequence_is_nothing_to_do() -> None:
+    assert "Look at" not in as_text(_found(_raising(), "consequence"))
 
 
 def test_a_headline_that_only_announces_gets_the_next_line() -> None:
@@ -284,7 +300,7 @@ def test_the_longest_answer_has_20_lines() -> None:
     event = _event(text="word " * 400, match=Match(entry), raised=replace(_ERROR, message="word " * 400))
     found = replace(
         _found(event, "known cause", _ERROR),
-        consequences=(_event(text="word " * 99), _lost(1)),
+        consequences=(_event(text="word " * 99, process=Process(2)), _lost(1)),
         logs=(Log("/long" * 40, lines=1),),
         unreadable=(("x" * 200, "y" * 200),),
     )

@@ -74,20 +74,23 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     yield from _cut(": ".join(filter(None, heading)), width, 2)
     yield from _quote(found, event, width, verdict.root)
     if (by := verdict.by) is not None:
-        yield from _cut(f"explained before ({_in_log(found, by, None, 20)}): {by.text}", width, 1, "  ")
+        yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 1, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
     if verdict.certainty == "consequence":
         yield from wrapped(elsewhere(found, verdict), width)
     else:
-        followed = _rows(each for each in found.consequences if each.role != "wrapper")
-        yield from _cut("; ".join(followed[:2]), width, 2, "Then: ")
+        others = [each for each in found.consequences if each.process and each.process != event.process]
+        yield from _cut("; ".join(_rows(others)[:2]), width, 2, "Then: ")
     yield from _numbered(steps_of(found, verdict)[:most_steps], width)
 
 
 def _quote(found: Explanation, event: Event, width: int, root: Raised | None = None) -> Iterator[str]:
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
-    yield from _cut(_said(event, raised), width, 3, "  | ", "  | ")
+    said = _said(event, raised)
+    if columns(said) > 3 * (width - 8):
+        said = " ".join(short_path(word, 40) if "/" in word else word for word in said.split())
+    yield from _cut(said, width, 3, "  | ", "  | ")
     log = f"({_in_log(found, event, root, width - 40)})"
     place = raised.place if raised is not None else None
     at = f"at {_place(place, max(width - 6 - columns(log), 30))} " if place is not None else ""
@@ -190,7 +193,7 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
     event, raised = verdict.event, verdict.root or verdict.event.raised
     if event.match is not None:
         return knowledge().steps(event.match.entry, _facts(event), found.launcher)
-    if raised is None:
+    if raised is None or verdict.certainty == "consequence":
         return []
     frame = raised.users_frame
     steps = [f"Look at {_place(frame, 60)}: {excerpt(frame.source, 80)}"] if frame is not None else []
@@ -252,9 +255,6 @@ def _cut(text: str, width: int, most: int, first: str = "", later: str | None = 
         return lines
     last = lines[most - 1]
     return [*lines[: most - 1], f"{last if columns(last) <= width - 2 else last[:-2]} …"]
-
-
-# JSON ------------------------------------------------------------------------------------------------------
 
 
 def as_json(found: Explanation) -> dict[str, Any]:

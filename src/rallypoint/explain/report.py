@@ -97,7 +97,7 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     for each in [at + log] if columns(at + log) <= width - 2 else [at, log]:
         yield from _cut(each, width, 1, "  ")
     if raised is not event.raised and event.raised is not None:
-        yield from _cut(f"which became {event.raised.headline}", width, 1, "  ")
+        yield from _cut(f"which became {event.raised.name}: {event.raised.message}", width, 1, "  ")
 
 
 def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
+from unicodedata import east_asian_width
 
 _TIMES: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _SIZES: Final = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -16,6 +18,8 @@ LONGEST_SENTENCE: Final = 500
 LONGEST_KEY: Final = 1000
 """Characters of a key where keys are listed: such a list is read to find a key again."""
 _MOST_RUNS: Final = 8
+_WORD: Final = re.compile(r"(?:`[^`]*`|\S)+")
+"""A word; a command between backticks is one word."""
 
 
 # Numbers and times
@@ -82,6 +86,12 @@ def duration(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def clock(time: float) -> str:
+    """The time of day, in UTC where the time counts from the epoch: `14:36:19`."""
+    seconds = int(time) % 86_400
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def joined_by_and(names: Sequence[str]) -> str:
@@ -160,3 +170,51 @@ def excerpt(text: str, most: int) -> str:
     border = cut.rfind(" ") if text[most - 2] != " " else len(cut)
     # A text that has no blank for long (a path, a list of numbers) is cut where it must be.
     return f"{cut[:border] if border > most // 2 else cut} …"
+
+
+# Lines
+
+
+def wrapped(
+    text: str, width: int, first: str = "", later: str | None = None, *, commands: bool = False
+) -> list[str]:
+    """The text in lines of at most `width` columns: behind `first`, then behind `later` or blanks.
+
+    With `commands`, a command between backticks stays in one line, which may get longer than `width`.
+    """
+    room = width - len(first)
+    lines: list[str] = []
+    for word in _WORD.findall(printable(text)) if commands else printable(text).split():
+        for piece in [word] if commands and "`" in word else _pieces(word, room):
+            if lines and columns(lines[-1]) + 1 + columns(piece) <= room:
+                lines[-1] += f" {piece}"
+            else:
+                lines.append(piece)
+    starts = [first] + [" " * len(first) if later is None else later] * len(lines)
+    return [start + line for start, line in zip(starts, lines, strict=False)]
+
+
+def _pieces(word: str, room: int) -> list[str]:
+    """A word that is too long for a line, in parts that are not."""
+    if columns(word) <= room:
+        return [word]
+    size = max(room if word.isascii() else room // 2, 1)
+    return [word[begin : begin + size] for begin in range(0, len(word), size)]
+
+
+def columns(text: str) -> int:
+    """The width of a text in a terminal: a Chinese character takes two columns."""
+    return len(text) if text.isascii() else sum(1 + (east_asian_width(each) in "WF") for each in text)
+
+
+def short_path(path: str, most: int) -> str:
+    """A path, printable; without its middle if it is wider than `most`: `/home/…/train.py`."""
+    path = printable(path)
+    if columns(path) <= most:
+        return path
+    parts = re.findall(r"^[/\\]?[^/\\]*[/\\]?|[^/\\]+[/\\]?", path)
+    kept = [parts[0], "…/", *parts[1:]]
+    while len(kept) > 3 and columns("".join(kept)) > most:
+        del kept[2]
+    text = "".join(kept)
+    return text if len(parts) > 1 and columns(text) <= most else shown(parts[-1], max(most // 2, 8))

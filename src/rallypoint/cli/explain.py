@@ -1,20 +1,25 @@
-"""`rallypoint explain`: what a log says of a failed job."""
+"""`rallypoint explain`: what the logs of a failed job say."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.printing import print_rows, progress_bar
-from rallypoint.diagnose.explain import Explanation, words
-from rallypoint.diagnose.explain import explain as explain_logs
-from rallypoint.diagnose.explain.knowledge import causes
-from rallypoint.diagnose.explain.reading import find_logs, open_log, stream_log
 from rallypoint.errors import UsageError
+from rallypoint.explain.events import Event
+from rallypoint.explain.knowledge import Entry, knowledge
+from rallypoint.explain.reading import Reader, find_logs
+from rallypoint.explain.report import WIDTH, as_text
+from rallypoint.explain.report import as_json as document_of
+from rallypoint.explain.reported import behind
+from rallypoint.explain.scan import Source, scan
+from rallypoint.explain.verdict import Explanation, judge
 from rallypoint.stacks.flight import (
     MOST_BYTES,
     Dump,
@@ -25,6 +30,9 @@ from rallypoint.stacks.flight import (
     read_dump,
 )
 
+_WIDEST = 120
+"""Longer lines are hard to read, however wide the terminal is."""
+
 
 @command(
     Argument(
@@ -33,31 +41,38 @@ from rallypoint.stacks.flight import (
         metavar="FILE",
         help="Logs of one job, dumps of torch's Flight Recorder, or folders; - or none: standard input.",
     ),
-    Argument("--list", dest="as_list", action="store_true", help="List all causes that are known."),
+    Argument(
+        "--all", dest="everything", action="store_true", help="Also show what followed, and the reasons."
+    ),
+    Argument("--list", dest="as_list", action="store_true", help="List everything that the explainer knows."),
     JSON,
 )
-def explain(files: list[str], as_list: bool, as_json: bool) -> int:
-    """Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.
+def explain(files: list[str], everything: bool, as_list: bool, as_json: bool) -> int:
+    """Find the first failure in the logs of a job: who failed, where, why, and what to do.
 
-    Exit 1 if something was found, 0 if nothing was, or only what is mostly harmless.
+    Exit 1 if something is wrong, 0 if nothing is.
     """
     if as_list:
         if files:
             raise UsageError("--list takes no files", hint="leave out one of them")
         _print_list(as_json)
         return 0
-    logs, dumps = _without_dumps(files)
+    names, dumps = _without_dumps(files)
     differences = compare(dumps)
-    report = _read(logs or ["-"]) if logs or not dumps else explain_logs([])
+    found = _read(names or ([] if dumps else ["-"]), list(behind(differences)))
     if as_json:
         flight = {"flight": as_document(dumps, differences)} if dumps else {}
-        print(json.dumps({**words.as_json(report), **flight}, indent=2))
+        print(json.dumps({**document_of(found), **flight}, indent=2))
     else:
-        if dumps:
-            print("\n".join(as_lines(dumps, differences)))
-        if logs or not dumps:
-            print(("\n" if dumps else "") + words.as_text(report))
-    return 1 if report.found or differences else 0
+        parts = ["\n".join(as_lines(dumps, differences))] if dumps else []
+        parts += [as_text(found, _width(), everything=everything)] if names or not dumps else []
+        print("\n\n".join(parts))
+    return 1 if found.found else 0
+
+
+def _width() -> int:
+    columns = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+    return min(columns, _WIDEST)
 
 
 def _without_dumps(names: Sequence[str]) -> tuple[list[str], list[Dump]]:
@@ -92,26 +107,50 @@ def _bytes_of(path: Path) -> bytes:
     return data
 
 
-def _read(names: Sequence[str]) -> Explanation:
+def _read(names: Sequence[str], reported: Sequence[Event]) -> Explanation:
+    """What the logs say, together with what was reported beside them."""
     if names == ["-"] and sys.stdin.isatty():
         raise UsageError(
             "there is no log to read", hint="name a file, or pipe one in: rallypoint explain train.log"
         )
     paths = find_logs([name for name in names if name != "-"])
-    logs = [open_log(path) for path in paths]
+    reader = Reader()
+    sources = [reader.open(path) for path in paths]
     if "-" in names:
-        logs.append(stream_log(sys.stdin.buffer, "standard input", time.time()))
-    plain = all(path.suffix != ".gz" for path in paths) and "-" not in names
-    total = sum(path.stat().st_size for path in paths) if plain else None
+        sources.append(reader.stream(sys.stdin.buffer))
+    found = _judged(sources, _total_of(paths) if "-" not in names else None, reported)
+    if sources and len(reader.unreadable) == len(sources):
+        name, reason = reader.unreadable[0]
+        raise UsageError(f"cannot read {name}: {reason}", hint="name the logs of the job")
+    return replace(found, unreadable=tuple(reader.unreadable))
+
+
+def _total_of(paths: Iterable[Path]) -> int | None:
+    """The number of bytes to be read, if that is known."""
+    plain = all(path.suffix != ".gz" and path.is_file() for path in paths)
+    return sum(path.stat().st_size for path in paths) if plain else None
+
+
+def _judged(sources: Iterable[Source], total: int | None, reported: Sequence[Event]) -> Explanation:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
+    known = knowledge()
     with progress_bar(TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task("", total=total)
-        return explain_logs(logs, progress=lambda size: bar.advance(task, size))
+        logs, events = scan(sources, known, lambda size: bar.advance(task, size))
+    return judge([*events, *reported], logs, known)
 
 
 def _print_list(as_json: bool) -> None:
+    entries = knowledge().entries
     if as_json:
-        print(json.dumps([cause.as_json() for cause in causes()], indent=2))
-        return
-    print_rows([(cause.id, cause.part, cause.title) for cause in causes()])
+        print(json.dumps([_entry_json(entry) for entry in entries], indent=2))
+    else:
+        print_rows([(entry.id, entry.role, entry.title) for entry in entries])
+
+
+def _entry_json(entry: Entry) -> dict[str, object]:
+    lists = {name: list(getattr(entry, name)) for name in ("do", "sources")}
+    sets = {name: sorted(getattr(entry, name)) for name in ("by", "heard")}
+    texts = {name: getattr(entry, name) for name in ("id", "role", "title", "example", "why")}
+    return {**texts, **lists, **sets, "patterns": [each.pattern for each in entry.patterns]}

@@ -1,0 +1,236 @@
+"""The events of a job's logs, in order: what happened, to which process, and what the line says about it. Pure.
+
+`scan` makes them from lines, `reported` from structured reports, and `verdict` asks questions of the list.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rallypoint.explain.knowledge import Entry
+
+MOST_EVENTS: Final = 20_000
+"""Failures kept of one log. Work is counted, not kept: `Work` has its size."""
+
+
+class Kind(enum.Enum):
+    """What an event says of its process or of the job."""
+
+    EXCEPTION = "exception"
+    """A traceback, or an exception's header that stands alone."""
+    ERROR = "error"
+    """A line that states an error, without an exception."""
+    LIBRARY = "library"
+    """A library's or a driver's own account of what fails: it explains the exception that follows."""
+    KILLED = "killed"
+    """A process ended by a signal, as its parent, its shell or the kernel reports it."""
+    ENDED = "ended"
+    """A process ended with an exit code other than 0, as its launcher reports it."""
+    TOLD = "told"
+    """Somebody asked the job to end: a signal, a scheduler, Ctrl-C."""
+    STEP = "step"
+    ANSWER = "answer"
+    """A server has answered a request."""
+    READY = "ready"
+    """A server or a service is up."""
+    DONE = "done"
+    """The job, or a part of it, has finished well."""
+    RESULT = "result"
+    """A figure or a table of results."""
+    BEGIN = "begin"
+    """Something begins, and its end is to follow: loading, compiling, connecting."""
+    RESTART = "restart"
+    """A launcher starts the job again: a new attempt."""
+    STALL = "stall"
+    """A report on a job that makes no progress."""
+
+
+FAILURES: Final = frozenset(
+    (Kind.EXCEPTION, Kind.ERROR, Kind.LIBRARY, Kind.KILLED, Kind.ENDED, Kind.TOLD, Kind.STALL)
+)
+WORK: Final = frozenset((Kind.STEP, Kind.ANSWER, Kind.READY, Kind.DONE, Kind.RESULT))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither Python's own nor an installed package's."""
+        path = self.file.replace("\\", "/")
+        return not (
+            "-packages/" in path
+            or path.startswith("<")
+            or "/lib/python3" in path
+            or ("/Lib/" in path and "/site-packages/" not in path)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}, in {self.function}" if self.function else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception: Python's, a C++ one, a panic; or a native crash with a backtrace."""
+
+    type: str
+    """As written, with its module; empty for a native backtrace without an exception."""
+    message: str
+    """The first line of its text."""
+    line: int
+    """The number of its header's line."""
+    more: tuple[str, ...] = ()
+    """Further lines of its text."""
+    frames: tuple[Frame, ...] = ()
+    """The innermost frame is the last."""
+    earlier: Raised | None = None
+    """The exception that it follows in a chain."""
+    handling: bool = False
+    """Whether it was raised while the earlier one was handled; otherwise the earlier one is its stated cause."""
+    native: bool = False
+    caught: bool = False
+    """Whether the log says that the program caught it and went on."""
+
+    @property
+    def headline(self) -> str:
+        return f"{self.type}: {self.message}" if self.type and self.message else self.type or self.message
+
+    @property
+    def name(self) -> str:
+        """The type without its module."""
+        return self.type.rpartition(".")[2]
+
+    @property
+    def chain(self) -> list[Raised]:
+        """From the first exception of the chain to this one."""
+        found: list[Raised] = [self]
+        while (earlier := found[0].earlier) is not None and len(found) < 50:
+            found.insert(0, earlier)
+        return found
+
+    @property
+    def users_frame(self) -> Frame | None:
+        """The innermost frame of the user's own code; without one, None."""
+        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
+
+    @property
+    def place(self) -> Frame | None:
+        """Where to look: the user's innermost frame, otherwise the innermost."""
+        return self.users_frame or (self.frames[-1] if self.frames else None)
+
+    @property
+    def text(self) -> str:
+        """All of its text, for patterns that cover several lines."""
+        return "\n".join((self.headline, *self.more))
+
+
+@dataclass(frozen=True)
+class Process:
+    """Who wrote a line, as far as the line tells."""
+
+    rank: int | None = None
+    local: int | None = None
+    """The rank within its machine, where the log does not give the rank in the job."""
+    host: str | None = None
+    pid: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != NOBODY
+
+
+NOBODY: Final = Process()
+
+
+@dataclass(frozen=True)
+class Match:
+    """An entry of the knowledge base that a text matches, and what its groups captured."""
+
+    entry: Entry
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Event:
+    """One thing that a log states. Two events are never equal: each stands for its own line."""
+
+    kind: Kind
+    log: int
+    """The number of its log."""
+    line: int
+    text: str
+    """The line without its prefixes."""
+    process: Process = NOBODY
+    time: float | None = None
+    """Seconds since the epoch, or since some midnight where the log has no dates."""
+    level: str = ""
+    """debug, info, warning, error or fatal, where a logger gave it."""
+    attempt: int = 0
+    run: int = 0
+    """A log may hold several runs of the job, one after the other."""
+    raised: Raised | None = None
+    match: Match | None = None
+    code: int | None = None
+    """An exit code; the negative number of a signal."""
+    first: bool = False
+    """The launcher named this process as the first that failed."""
+    fatal: bool = False
+    """The line says itself that the process ends with it."""
+    count: int = 1
+    """How many such lines there were, with this one."""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.kind in FAILURES
+
+    @property
+    def is_work(self) -> bool:
+        return self.kind in WORK
+
+    @property
+    def role(self) -> str:
+        """cause, consequence, wrapper or notice by its entry; empty without one."""
+        return self.match.entry.role if self.match is not None else ""
+
+    @property
+    def headline(self) -> str:
+        """The exception, otherwise the line."""
+        return self.raised.headline if self.raised is not None and self.raised.headline else self.text.strip()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What kind of work a line shows; kept for every such line, so it is small."""
+
+    kind: Kind
+    log: int
+    line: int
+    process: Process
+    form: int
+    """Lines of the same form with the same numbers have the same one."""
+
+
+@dataclass
+class Log:
+    """One log, once it has been read."""
+
+    name: str
+    lines: int = 0
+    rank: int | None = None
+    host: str | None = None
+    attempt: int | None = None
+    tail: tuple[tuple[int, str], ...] = ()
+    """The last lines, without their prefixes, each with its number."""
+    last_line: Event | None = None
+    """What the last line means, if it means anything."""
+    newest_first: bool = False

@@ -1,15 +1,15 @@
-"""Facts that structured reports state, as events: Rallypoint's own reports, torchrun's table, a launcher's records.
+"""Facts that structured reports state, as events: of Rallypoint, of torchrun's table, and of a launcher itself.
 
-A report names the process that failed first and says how it ended, which outweighs any guess from words. Its other
-lines repeat a traceback, list what followed, or advise: they are consumed, and never count as clues. `_ROWS` holds
-the wording of every fact, and tests check it against the functions that print the reports. A launcher has the facts
-without any text: it calls `failed`, `ended`, `lost` and `behind`.
+A report names the process that failed first and says how it ended, which outweighs any guess from words. Its
+other lines repeat a traceback, list what followed, or advise: they are consumed, and never count as clues.
+`_ROWS` holds the wording of every fact, and tests check it against the functions that print the reports. A
+launcher has the facts without any text: it calls `failed`, `ended`, `lost` and `behind`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -172,13 +172,18 @@ def _code(facts: dict[str, str]) -> int | None:
 
 def _with_traceback(raised: Raised, lines: Sequence[str]) -> Raised:
     """An exception with the frames and the chain that stand below its headline."""
-    reader = Reader()
-    for text in (*(each[2:] for each in lines if each[:1].isspace()), raised.headline):
-        reader.take(text, raised.line)
-    reader.close()
-    if not reader.done or not reader.done[-1].frames:
+    found = _exception((*(each[2:] for each in lines if each[:1].isspace()), raised.headline), raised.line)
+    if found is None or not found.frames:
         return raised
-    return replace(reader.done[-1], type=raised.type, message=raised.message)
+    return replace(found, type=raised.type, message=raised.message)
+
+
+def _exception(lines: Iterable[str], number: int) -> Raised | None:
+    reader = Reader()
+    for text in lines:
+        reader.take(text, number)
+    reader.close()
+    return reader.done[-1] if reader.done else None
 
 
 def _add_odd(stall: Event, lines: Sequence[str]) -> None:
@@ -235,12 +240,8 @@ class Tables:
         self._event, self._lines, self._fields = None, [], {}
         if event is None:
             return []
-        reader = Reader()
-        for text in lines:
-            reader.take(text, event.line)
-        reader.close()
-        if reader.done:
-            event.kind, event.raised = Kind.EXCEPTION, reader.done[-1]
+        if raised := _exception(lines, event.line):
+            event.kind, event.raised = Kind.EXCEPTION, raised
         return [event]
 
     def _take_field(self, line: Line, number: int) -> tuple[bool, list[Event]]:

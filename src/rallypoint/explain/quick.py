@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, Final
 
 # The parser of the standard library's `re`. It has no public name since 3.11, but nothing else tells what a
@@ -46,6 +47,7 @@ _REPEATS: Final = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 # The fixed texts of a pattern ------------------------------------------------------------------------------
 
 
+@cache
 def fixed_texts(pattern: re.Pattern[str]) -> frozenset[bytes] | None:
     """Texts in lower case, one of which every match contains; None where the pattern has none."""
     return _of_sequence(_parser.parse(pattern.pattern, pattern.flags)) or None
@@ -109,14 +111,7 @@ class Sieve:
     """Finds the lines that may match one of some patterns, each of which must have a fixed text."""
 
     def __init__(self, patterns: Iterable[re.Pattern[str]]) -> None:
-        texts: dict[bool, set[bytes]] = {False: set(), True: set()}
-        for pattern in patterns:
-            fixed = fixed_texts(pattern)
-            if fixed is None:
-                raise ValueError(f"no text is in every match of {pattern.pattern!r}")
-            texts[_asks_for_numbers(pattern)].update(map(reduce, fixed))
-        self._any = _any_of(texts[False] | texts[True])
-        self._numbered = _any_of(texts[True])
+        self._any, self._numbered = _texts_of(frozenset(patterns))
         self._dull: set[bytes] = set()
         """Forms without any text, and those that were tried in vain."""
         self._tries: Counter[bytes] = Counter()
@@ -164,6 +159,18 @@ class Sieve:
             for known in (self._dull, self._tries, self._kept):
                 known.clear()
         self._dull.update(form for form in forms if len(form) <= _LONGEST_FORM)
+
+
+@cache
+def _texts_of(patterns: frozenset[re.Pattern[str]]) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """Patterns for the fixed texts of all patterns, and of those that ask for numbers."""
+    texts: dict[bool, set[bytes]] = {False: set(), True: set()}
+    for pattern in patterns:
+        fixed = fixed_texts(pattern)
+        if fixed is None:
+            raise ValueError(f"no text is in every match of {pattern.pattern!r}")
+        texts[_asks_for_numbers(pattern)].update(map(reduce, fixed))
+    return _any_of(texts[False] | texts[True]), _any_of(texts[True])
 
 
 def _forms(block: bytes) -> list[bytes]:

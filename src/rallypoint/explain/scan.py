@@ -298,7 +298,7 @@ class _LogReader:
         kind = found.kind if found is not None else None
         speakers = self._known.speakers(text)
         self._log.heard |= speakers
-        match = self._known.match(text, speakers)
+        match = self._known.match(text, speakers, None)
         if found is not None and kind is None and match is None:
             return False
         if part is Part.MORE and kind is Kind.ERROR:

@@ -322,7 +322,7 @@ def identified(event: Event, known: Knowledge | None = None) -> Event:
     chain = [root, *(each for each in event.raised.chain if each is not root)]
     for raised in chain:
         files = "\n".join(frame.file for frame in raised.frames)
-        match = known.match(raised.text, known.speakers(f"{raised.text}\n{files}"))
+        match = known.match(raised.text, known.speakers(f"{raised.text}\n{files}"), None)
         if match is not None and (raised is root or match.entry.role == "cause"):
             event.match = match
             return event

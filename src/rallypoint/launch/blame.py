@@ -10,12 +10,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, hint_for, signal_name
 from rallypoint.launch.rendezvous.roster import Ending
 from rallypoint.launch.reports import Exit, Failure, LostServer
 from rallypoint.text import LONGEST_SENTENCE, shown
+
+if TYPE_CHECKING:
+    from rallypoint.explain.events import Event
 
 _LINES_SENT, _FRAMES_SENT, _MESSAGE_SENT = 12, 8, 2000
 
@@ -49,6 +53,22 @@ class FailureSummary:
     def follows(self) -> bool:
         """Whether it is the consequence of a failure that nobody has reported."""
         return self.cause is not None and self.cause.follows
+
+    @property
+    def event(self) -> Event:
+        """The failure as `rallypoint.explain` takes it."""
+        from rallypoint.explain.events import Process  # late: a job that succeeds does not need them
+        from rallypoint.explain.reported import ended, failed, lost
+
+        if (cause := self.cause) is not None:
+            rank = cause.who.rank if cause.who.rank >= 0 else None
+            process = Process(rank, None, cause.who.host, cause.who.pid)
+            failure = failed(process, cause.kind, cause.message, cause.traceback, cause.time)
+            return replace(failure, first=True)
+        if self.exit is not None:
+            process = Process(self.exit.rank, None, self.exit.host or None, self.exit.pid)
+            return replace(ended(process, self.exit.code, self.exit.time), first=True)
+        return replace(lost(self.headline, self.time), first=True)
 
     def frames(self) -> list[str]:
         """The lines of the traceback, without the exception, which the headline has."""

@@ -183,7 +183,7 @@ def test_ranks_end_when_the_agent_is_killed_and_the_launcher_says_so(tmp_path: P
         until(lambda: [each.pid for each in running.processes()] == [daemon], "only the daemon is left")
         assert launcher.wait() == -signal.SIGKILL
         assert f"torchrun's agent (process {agent.pid} on " in running.log()
-        assert "has ended by signal SIGKILL\n\nhint: it was killed from outside" in running.log()
+        assert "has ended by signal SIGKILL\n\nhint: somebody sent it SIGKILL" in running.log()
         assert list(files.iterdir()) == [], "torchrun's own files are gone, too"
 
 

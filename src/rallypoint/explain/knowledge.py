@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 PATH: Final = Path(__file__).with_name("causes.toml")
-ROLES: Final = ("cause", "consequence", "wrapper", "notice")
+ROLES: Final = ("cause", "ending", "consequence", "wrapper", "notice")
 OTHER: Final = "other"
 """The text of a remedy for a job without a known launcher."""
 
@@ -44,7 +44,7 @@ class Entry:
     id: str
     title: str
     role: str
-    """cause, consequence (of another failure), wrapper (other lines have the error) or notice (harmless)."""
+    """cause, ending (of a process, for a reason outside of the log), consequence (of another failure), wrapper (other lines have the error) or notice (harmless)."""
     patterns: tuple[re.Pattern[str], ...]
     example: str
     why: str

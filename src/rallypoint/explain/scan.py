@@ -17,7 +17,7 @@ from rallypoint.explain.events import FAILURES, MOST_EVENTS, Event, Kind, Log, P
 from rallypoint.explain.knowledge import Knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
 from rallypoint.explain.quick import Sieve, blocks, fixed_texts
-from rallypoint.explain.reported import OwnReports, Tables
+from rallypoint.explain.reported import STARTS, OwnReports, Tables
 from rallypoint.explain.tracebacks import Part, Reader
 
 _BEFORE: Final = 60
@@ -36,6 +36,8 @@ _NO_RHYTHM: Final = re.compile(
     r"(?i)\b(?:warn\w*|retr\w+|attempt|time\w*|stuck|stall\w*|lost|still|no|since|wait\w*|rank|gpu|cuda|device|node"
     r"|host|worker|process|pid|alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*|size|load\w*|init\w*)\b"
 )
+_OWN_LINES: Final = (Kind.KILLED, Kind.ENDED, Kind.TOLD)
+"""No part of a message, though they follow it."""
 _RHYTHM: Final = 3
 """So many lines of one form with other values are steps, in any words."""
 _CAUGHT: Final = re.compile(
@@ -51,16 +53,12 @@ _STARTS: Final = tuple(
         (
             r"(?i)traceback \(most recent call last",
             r'\bFile "',
-            "rallypoint: ",
             r"what\(\): ",
             "terminate called",
             "panicked at ",
             "Fatal Python error: ",
-            r"\b(?:error|exception|warning|interrupt|exit|timeout|fault)\b",
+            r"(?i)\b(?:error|exception|interrupt|exit|timeout|fault)\b",
             "Exception ignored",
-            "[Uu]sage: ",
-            "Root Cause ",
-            "[Ff]ailures:",
             r"\*\*\* (?:SIG|Process received)",
         ),
     )
@@ -92,7 +90,7 @@ def scan(
     sources: Iterable[Source], known: Knowledge, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[list[Log], list[Event]]:
     """All logs, and their events in the order of logs and lines."""
-    patterns = [each for each in (*table().failures, *_STARTS, *known.patterns) if fixed_texts(each)]
+    patterns = [each for each in (*table().failures, *STARTS, *_STARTS, *known.patterns) if fixed_texts(each)]
     logs: list[Log] = []
     events: list[Event] = []
     for index, source in enumerate(sources):
@@ -252,9 +250,16 @@ class _LogReader:
             if len(self._readers) < _MOST_WRITERS:
                 self._readers[writer] = reader
             if part in (Part.FRAME, Part.HEADER) and writer not in self._headings:
+                self._drop_heading(writer, number)
                 self._headings[writer] = _Heading(line, self._before_last)
         self._drain(writer)
         return part
+
+    def _drop_heading(self, writer: Process, number: int) -> None:
+        """The line before a traceback only announces it."""
+        last = self.events[-1] if self.events else None
+        if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
+            self.events.pop()
 
     def _drain(self, writer: Process) -> None:
         reader = self._readers.get(writer)
@@ -276,6 +281,8 @@ class _LogReader:
         mild = line.level in ("debug", "info", "warning")
         caught = bool(_CAUGHT.search(line.text) or _IGNORED.match(before) or (mild and _CAUGHT.search(before)))
         raised = replace(raised, caught=raised.caught or caught, aside=_ASIDE.match(before) is not None)
+        own = [each.line for each in self.events if each.line > raised.line and each.kind in _OWN_LINES]
+        raised = replace(raised, more=raised.more[: min(own) - raised.line - 1]) if own else raised
         event = Event(
             Kind.EXCEPTION,
             self._index,
@@ -394,7 +401,7 @@ class _LogReader:
         self._watch += 1
         if found is None:
             self._beat(line, number)
-        elif found.kind is not None and found.kind not in FAILURES and found.kind is not Kind.RESTART:
+        elif found.kind is Kind.TOLD or (found.kind not in (*FAILURES, Kind.RESTART) and found.kind is not None):
             event = Event(found.kind, self._index, number, line.text, self._writer(line), line.time)
             self._add(event)
         self._watch -= 1

@@ -121,6 +121,8 @@ def _was_survived(event: Event, history: History) -> bool:
     """The process made further steps, or finished its work. After its end, only a new start counts."""
     if event.fatal and event.kind is Kind.EXCEPTION:
         return False
+    if event.kind is Kind.LIBRARY:
+        return False
     after = history.work_after(event)
     if event.kind in (*_PROCESS_GONE, Kind.TOLD):
         ready = [each for each in after if each.kind is Kind.READY]
@@ -145,8 +147,10 @@ def _was_aside(event: Event, history: History) -> bool:
 
 
 def _was_at_work(event: Event, history: History) -> bool:
-    """A job that was at work was asked to end."""
-    return event.kind is Kind.TOLD and event.match is None and bool(history.work_before(event))
+    """A server that was at work was asked to end, or a job that was done."""
+    if event.kind is not Kind.TOLD or event.match is not None:
+        return False
+    return any(each.kind in (Kind.READY, Kind.ANSWER, Kind.DONE) for each in history.work_before(event))
 
 
 def _is_aftermath(event: Event, history: History) -> bool:
@@ -223,7 +227,7 @@ _REASONS: Final = {
     FOLLOWER: "only consequences of another failure stand in the log",
     WRAPPER: "the log only says that a process ended",
 }
-_ROLES: Final = {"cause": CAUSE, "consequence": CRASH, "wrapper": WRAPPER}
+_ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": WRAPPER}
 
 
 def tier(event: Event) -> int:
@@ -232,11 +236,15 @@ def tier(event: Event) -> int:
         return _ROLES[event.role]
     if event.raised is not None:
         kind = class_of(root_of(event.raised))
+        if event.raised.native and not event.raised.message:
+            return SIGNAL
         if event.raised.native and not event.raised.type:
             return CRASH
         return {"wrapper": WRAPPER, "follower": FOLLOWER}.get(kind, CAUSE)
     if event.kind is Kind.KILLED:
         return KILL if event.code in (None, -9) else SIGNAL
+    if event.kind is Kind.ERROR and event.fatal:
+        return KILL
     return {Kind.STALL: CAUSE, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}.get(event.kind, LINE)
 
 
@@ -262,8 +270,13 @@ def root_of(raised: Raised) -> Raised:
     return found
 
 
+_LIST: Final = re.compile(r"\d+ validation errors? for ")
+
+
 def point_of(raised: Raised) -> str:
     """The line of an exception's text that says what happened: not one that only announces the next."""
+    if _LIST.search(raised.message) and (items := [text for text in raised.more if text.startswith("  ")]):
+        return items[0].strip()
     lines = [raised.message, *raised.more]
     for at, text in enumerate(lines[:-1]):
         if text.strip() == "Last error:":
@@ -280,10 +293,10 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     """The first failure among events that have all ended something."""
     if not events:
         return None
-    named = [each for each in events if each.first]
-    if named:
+    named = [each for each in events if each.first and tier(each) != SIGNAL]
+    if named and named[0].raised is None:
         same = [each for each in events if any(_is_same(each.process, other.process) for other in named)]
-        own = [each for each in same if not each.first and tier(each) <= LINE]
+        own = [each for each in same if not each.first and tier(each) <= SIGNAL]
         explained = [each for each in own if _explains(each, named)]
         if explained:
             return min(explained, key=_order)
@@ -300,9 +313,9 @@ def _explains(event: Event, named: Sequence[Event]) -> bool:
 
 
 def _is_same(one: Process, other: Process) -> bool:
-    if one.rank is not None and other.rank is not None:
-        return one.rank == other.rank
-    return one.local is not None and one.local == other.local and (one.host is None or one.host == other.host)
+    """Whether two writers are the same process; on one machine, the local rank is the rank."""
+    mine, others = (each.rank if each.rank is not None else each.local for each in (one, other))
+    return mine is not None and mine == others and (one.host is None or other.host is None or one.host == other.host)
 
 
 def _order(event: Event) -> tuple[int, float, int, int]:
@@ -316,7 +329,10 @@ def _order(event: Event) -> tuple[int, float, int, int]:
 def identified(event: Event, known: Knowledge | None = None) -> Event:
     """The event with the entry of the knowledge base that its exception matches."""
     known = known or knowledge()
-    if event.match is not None or event.raised is None:
+    if event.match is not None:
+        return event
+    if event.raised is None:
+        event.match = known.match(event.text, known.speakers(event.text), None)
         return event
     root = root_of(event.raised)
     chain = [root, *(each for each in event.raised.chain if each is not root)]
@@ -342,7 +358,8 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
     fatal = [each for each in history.failures if each not in aside]
     chosen, fatal = _last_attempt(fatal)
     warned = [each for each, rule in aside.items() if rule.name == "warned" and each.role == "cause"]
-    if chosen is not None and tier(chosen) >= FOLLOWER and warned:
+    bad_end = any(each.kind in (*_PROCESS_GONE, Kind.TOLD) for each in history.failures)
+    if warned and (tier(chosen) >= FOLLOWER if chosen is not None else bad_end):
         chosen = first_failure(warned)
     launcher = next((name for name in known.launchers if name in heard), "")
     common = Explanation(
@@ -390,7 +407,7 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
 def _verdict(event: Event, fatal: Sequence[Event], history: History) -> Verdict:
     root = root_of(event.raised) if event.raised is not None else None
     level = tier(event)
-    certainty = KNOWN if event.role == "cause" else UNKNOWN
+    certainty = KNOWN if event.role in ("cause", "ending") else UNKNOWN
     if event.role == "consequence" or level in (FOLLOWER, WRAPPER):
         certainty = CONSEQUENCE
     return Verdict(event, certainty, _REASONS[level], root, _said_by_library(event, fatal))
@@ -398,10 +415,18 @@ def _verdict(event: Event, fatal: Sequence[Event], history: History) -> Verdict:
 
 def _said_by_library(event: Event, fatal: Sequence[Event]) -> Event | None:
     """The library's own account before an exception."""
-    if event.kind is not Kind.EXCEPTION:
+    if event.raised is None or class_of(root_of(event.raised)) == "follower":
         return None
-    said = [each for each in fatal if each.kind is Kind.LIBRARY and each.log == event.log]
+    said = [each for each in fatal if each.kind is Kind.LIBRARY and each.log == event.log and _explains_library(each, event)]
     return min(said, key=lambda each: each.line, default=None)
+
+
+def _explains_library(said: Event, event: Event) -> bool:
+    """Whether an exception is about the library that speaks."""
+    known = knowledge()
+    assert event.raised is not None
+    texts = "\n".join([*(each.text for each in event.raised.chain)])
+    return bool(known.speakers(said.text) & known.speakers(texts))
 
 
 # The end of a log without a failure ---------------------------------------------------------------------------

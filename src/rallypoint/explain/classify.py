@@ -95,7 +95,7 @@ def classify(text: str) -> Found | None:
     text = without_denials(text[:LONGEST])
     for each in table().classes:
         if (found := each.search(text)) is not None:
-            code = _code_of(found, each.kind)
+            code = _code_of(found) if each.kind is not Kind.KILLED else _code_of(found) or _signal_in(found[0])
             return Found(each.name, each.kind, code, _FATAL.match(text) is not None)
     return None
 
@@ -113,7 +113,7 @@ def class_of(raised: Raised) -> str:
     return next((each.name for each in table().exceptions if each.search(text)), "")
 
 
-def _code_of(found: re.Match[str], kind: Kind | None) -> int | None:
+def _code_of(found: re.Match[str]) -> int | None:
     for name, value in found.groupdict().items():
         if value is None:
             continue
@@ -124,6 +124,20 @@ def _code_of(found: re.Match[str], kind: Kind | None) -> int | None:
         if name.startswith("code"):
             return normal_code(int(value))
     return None
+
+
+_SIGNALS: Final = (
+    (re.compile(r"(?i)seg(?:mentation )?fault|core dumped|段错误|speicherzugriff|violación"), -11),
+    (re.compile(r"(?i)abort|free\(\)|double free|malloc|corrupted|munmap|已放弃"), -6),
+    (re.compile(r"(?i)bus error|总线错误"), -7),
+    (re.compile(r"(?i)illegal|非法指令"), -4),
+    (re.compile(r"(?i)floating point"), -8),
+)
+
+
+def _signal_in(text: str) -> int | None:
+    """The signal that the words of a shell or of the C library mean; SIGKILL has no words that are its alone."""
+    return next((code for words, code in _SIGNALS if words.search(text)), None)
 
 
 def normal_code(code: int) -> int:

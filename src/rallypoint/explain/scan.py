@@ -57,7 +57,7 @@ _STARTS: Final = tuple(
             "terminate called",
             "panicked at ",
             "Fatal Python error: ",
-            r"(?i)\b(?:error|exception|interrupt|exit|timeout|fault)\b",
+            r"(?i)\b(?:error|exception|interrupt|exit|timeout|fault|critical|fatal)\b",
             "Exception ignored",
             r"\*\*\* (?:SIG|Process received)",
         ),
@@ -81,9 +81,9 @@ class Source:
 class _Heading:
     """What stands at and before the first line of a traceback."""
 
+    number: int
     line: Line
-    before: str = ""
-    caught: bool = False
+    before: str
 
 
 def scan(
@@ -114,7 +114,8 @@ class _LogReader:
         self._own = OwnReports(index)
         self._tables = Tables(index)
         self._readers: dict[Process, Reader] = {}
-        self._headings: dict[Process, _Heading] = {}
+        self._headings: dict[Process, list[_Heading]] = {}
+        self._part: dict[Process, Part] = {}
         self._lines: list[bytes] = []
         self._at = 0
         self._before: list[bytes] = []
@@ -249,13 +250,14 @@ class _LogReader:
         if part is not Part.NONE or not reader.idle or reader.done:
             if len(self._readers) < _MOST_WRITERS:
                 self._readers[writer] = reader
-            if part in (Part.FRAME, Part.HEADER) and writer not in self._headings:
-                self._drop_heading(writer, number)
-                self._headings[writer] = _Heading(line, self._before_last)
+            if part in (Part.FRAME, Part.HEADER) and self._part.get(writer) is not Part.FRAME:
+                self._drop_heading(number)
+                self._headings.setdefault(writer, []).append(_Heading(number, line, self._before_last))
+            self._part[writer] = part
         self._drain(writer)
         return part
 
-    def _drop_heading(self, writer: Process, number: int) -> None:
+    def _drop_heading(self, number: int) -> None:
         """The line before a traceback only announces it."""
         last = self.events[-1] if self.events else None
         if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
@@ -268,16 +270,16 @@ class _LogReader:
         done, reader.done = reader.done, []
         for raised in done:
             self._add_exception(raised, writer)
-        if done:
-            self._headings.pop(writer, None)
         if reader.idle:
-            self._readers.pop(writer, None)
-            self._headings.pop(writer, None)
+            for found in (self._readers, self._headings, self._part):
+                found.pop(writer, None)
 
     def _add_exception(self, raised: Raised, writer: Process) -> None:
-        heading = self._headings.get(writer)
-        line = heading.line if heading is not None else Line("", writer)
-        before = heading.before if heading is not None else ""
+        headings = self._headings.get(writer, [])
+        own_headings = [each for each in headings if each.number <= raised.line]
+        self._headings[writer] = headings[len(own_headings) :]
+        heading = own_headings[0] if own_headings else _Heading(raised.line, Line("", writer), "")
+        line, before = heading.line, heading.before
         mild = line.level in ("debug", "info", "warning")
         caught = bool(_CAUGHT.search(line.text) or _IGNORED.match(before) or (mild and _CAUGHT.search(before)))
         raised = replace(raised, caught=raised.caught or caught, aside=_ASIDE.match(before) is not None)
@@ -310,6 +312,8 @@ class _LogReader:
             return False
         if part is Part.MORE and kind is Kind.ERROR:
             return True
+        if found is None and match is None and line.record and line.level in ("error", "fatal"):
+            kind = Kind.ERROR
         if kind is None and match is None:
             self._beat(line, number)
             return False
@@ -328,7 +332,7 @@ class _LogReader:
             line.level,
             match=match,
             code=found.code if found is not None else None,
-            fatal=found is not None and found.fatal,
+            fatal=line.level == "fatal" or (found is not None and found.fatal),
         )
         self._add(event)
         return event.is_failure
@@ -401,7 +405,7 @@ class _LogReader:
         self._watch += 1
         if found is None:
             self._beat(line, number)
-        elif found.kind is Kind.TOLD or (found.kind not in (*FAILURES, Kind.RESTART) and found.kind is not None):
+        elif (found.kind is Kind.TOLD and self._failed_at < number) or (found.kind not in (*FAILURES, Kind.RESTART) and found.kind is not None):
             event = Event(found.kind, self._index, number, line.text, self._writer(line), line.time)
             self._add(event)
         self._watch -= 1

@@ -14,7 +14,6 @@ from typing import Final
 
 from rallypoint.explain.classify import class_of
 from rallypoint.explain.events import (
-    WORK,
     Event,
     History,
     Kind,
@@ -35,6 +34,9 @@ _MOST: Final = 50
 _NEAR_END: Final = 15
 _ENOUGH_STEPS: Final = 2
 """One line may have been on its way already when something failed; two were not."""
+_MANY_STEPS: Final = 5
+"""So many steps are not made without a process that takes part in them."""
+_CALM: Final = 5
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,10 @@ def _was_survived(event: Event, history: History) -> bool:
     after = history.work_after(event)
     if event.kind in (*_PROCESS_GONE, Kind.TOLD):
         ready = [each for each in after if each.kind is Kind.READY]
-        return any(each.line > ready[0].line for each in after) if ready else False
+        if ready:
+            return any(each.line > ready[0].line for each in after)
+        done = any(each.kind is Kind.DONE for each in after)
+        return done or (event.kind is Kind.ENDED and distinct_steps(after) >= _MANY_STEPS)
     if event.kind is Kind.EXCEPTION and not event.process and _is_process_lost(event, history):
         return False
     if any(each.kind in (Kind.READY, Kind.DONE) for each in after):
@@ -146,6 +151,14 @@ def _was_aside(event: Event, history: History) -> bool:
     return event.raised is not None and event.raised.aside and class_of(root_of(event.raised)) == "follower"
 
 
+def _was_not_needed(event: Event, history: History) -> bool:
+    """A module was missing, and the program went on without it."""
+    if event.raised is None or event.raised.name not in ("ModuleNotFoundError", "ImportError") or event.fatal:
+        return False
+    later = [each for each in history.failures if each.log == event.log and each.line > event.line]
+    return not later and history.logs[event.log].lines - event.line > _CALM
+
+
 def _was_at_work(event: Event, history: History) -> bool:
     """A server that was at work was asked to end, or a job that was done."""
     if event.kind is not Kind.TOLD or event.match is not None:
@@ -162,9 +175,12 @@ def _is_aftermath(event: Event, history: History) -> bool:
         return not any(each.is_work and told[-1].line < each.line < event.line for each in history.events)
     done = history.before(event, Kind.DONE)
     return bool(done) and not any(
-        each.log == event.log and done[-1].line < each.line < event.line and each.kind in (*WORK, Kind.BEGIN)
+        each.log == event.log and done[-1].line < each.line < event.line and each.kind in _BUSY
         for each in history.events
     )
+
+
+_BUSY: Final = (Kind.STEP, Kind.ANSWER, Kind.BEGIN)
 
 
 def _fatal_before(told: Event, history: History) -> bool:
@@ -197,6 +213,7 @@ NOT_FATAL: Final = (
     Rule("caught", "the program caught it and went on", _was_caught),
     Rule("restarted", "the job was started again, and works", _was_restarted),
     Rule("survived", "the job made further steps after it", _was_survived),
+    Rule("not needed", "the program went on without this module", _was_not_needed),
     Rule("at work", "the job was at work when it was asked to end", _was_at_work),
     Rule("aside", "only a thread or a task lost its connection", _was_aside),
     Rule("aftermath", "the job was over, or had been asked to end, before it", _is_aftermath),
@@ -232,6 +249,8 @@ _ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper"
 
 def tier(event: Event) -> int:
     """How near to a first cause a failure is: the lower, the nearer."""
+    if event.role == "ending" and event.raised is not None and class_of(root_of(event.raised)) == "wrapper":
+        return SIGNAL
     if event.role in _ROLES:
         return _ROLES[event.role]
     if event.raised is not None:
@@ -441,7 +460,8 @@ def _stop(history: History) -> Event | None:
         worked = history.last_work(index)
         if last is not None and last.kind is Kind.BEGIN:
             return last
-        if worked is None or worked.line < log.tail[0][0]:
+        outlived = any(each.log == index and each.line >= log.tail[0][0] for each in history.failures)
+        if worked is None or (worked.line < log.tail[0][0] and not outlived):
             return last or Event(Kind.BEGIN, index, *log.tail[-1])
     return None
 

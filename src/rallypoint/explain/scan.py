@@ -34,7 +34,7 @@ _FIGURES: Final = re.compile(r"-?\d+(?:[.:,]\d+)*(?:e[+-]?\d+)?")
 _FRACTION: Final = re.compile(r"(?<![\d.:])\d+\.\d+(?![\d.])")
 _NO_RHYTHM: Final = re.compile(
     r"(?i)\b(?:warn\w*|retr\w+|attempt|time\w*|stuck|stall\w*|lost|still|no|since|wait\w*|rank|gpu|cuda|device|node"
-    r"|host|worker|process|pid|alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*|size|load\w*|init\w*)\b"
+    r"|host|worker|process|pid|alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*|HTTP|GET|POST|size|load\w*|init\w*)\b"
 )
 _OWN_LINES: Final = (Kind.KILLED, Kind.ENDED, Kind.TOLD)
 """No part of a message, though they follow it."""
@@ -125,9 +125,10 @@ class _LogReader:
         self._time: float | None = None
         self._forms: Counter[tuple[Kind, str]] = Counter()
         self._rhythm: dict[tuple[Process, str], list[tuple[int, str]]] = {}
-        self._attempt = source.attempt or 0
-        self._restarts: set[str] = set()
-        self._run = 0
+        self._restarts: dict[str, int] = {}
+        """The lines that begin a further attempt. The agents of several machines report the same one."""
+        self._runs: list[int] = []
+        """The lines that begin a further run."""
         self._opening = _Opening()
         self._failed_at = -_NEXT_RUN - 1
         self._before_last = ""
@@ -185,6 +186,14 @@ class _LogReader:
             self._readers[process].close()
             self._drain(process)
         self._add_all([*self._own.close(), *self._tables.close()])
+        self._look_at_the_end()
+        first = self._source.attempt or 0
+        for event in self.events:
+            event.attempt = first + sum(line < event.line for line in self._restarts.values())
+            event.run = sum(line <= event.line for line in self._runs)
+
+    def _look_at_the_end(self) -> None:
+        """Read the last lines for work, and keep some of them."""
         self._at = 0
         last = len(self._before)
         base = self._log.lines - last
@@ -214,7 +223,7 @@ class _LogReader:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
         if self._watch and self._failed_at >= number - _NEXT_RUN and self._opening.comes_again(line.text):
-            self._begin_run()
+            self._begin_run(number)
         self._opening.learn(line.text)
         for report in (self._own, self._tables):
             taken, events = report.take(line, number)
@@ -286,7 +295,7 @@ class _LogReader:
         own = [each.line for each in self.events if each.line > raised.line and each.kind in _OWN_LINES]
         raised = replace(raised, more=raised.more[: min(own) - raised.line - 1]) if own else raised
         event = Event(
-            Kind.EXCEPTION,
+            Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION,
             self._index,
             raised.line,
             raised.headline,
@@ -356,9 +365,8 @@ class _LogReader:
             self._add(event)
 
     def _add(self, event: Event) -> None:
-        if event.kind is Kind.RESTART:
-            self._restart(event)
-        event.attempt, event.run = self._attempt, self._run
+        if event.kind is Kind.RESTART and event.text not in self._restarts:
+            self._restarts[event.text] = event.line
         if event.is_failure:
             self._failed_at = max(self._failed_at, event.line)
             if event.level not in ("debug", "info"):
@@ -373,17 +381,11 @@ class _LogReader:
         if len(self.events) < MOST_EVENTS:
             self.events.append(event)
 
-    def _restart(self, event: Event) -> None:
-        """A new attempt; the agents of several machines report the same one."""
-        if event.text not in self._restarts:
-            self._restarts.add(event.text)
-            self._attempt += 1
-
-    def _begin_run(self) -> None:
+    def _begin_run(self, number: int) -> None:
         for process in list(self._readers):
             self._readers[process].close()
             self._drain(process)
-        self._run += 1
+        self._runs.append(number)
         self._rhythm.clear()
 
     def _look_back(self) -> None:

@@ -28,8 +28,6 @@ KNOWN: Final = "known cause"
 CONSEQUENCE: Final = "consequence"
 UNKNOWN: Final = "unknown error"
 
-_CLOCKS_DIFFER: Final = 2.0
-"""Seconds by which the clocks of two machines may differ."""
 _MOST: Final = 50
 _NEAR_END: Final = 15
 _ENOUGH_STEPS: Final = 2
@@ -173,7 +171,7 @@ def _is_aftermath(event: Event, history: History) -> bool:
     told = history.before(event, Kind.TOLD)
     if told and not _fatal_before(told[0], history):
         return not any(each.is_work and told[-1].line < each.line < event.line for each in history.events)
-    done = history.before(event, Kind.DONE)
+    done = [each for each in history.before(event, Kind.DONE) if history.work_before(each)]
     return bool(done) and not any(
         each.log == event.log and done[-1].line < each.line < event.line and each.kind in _BUSY
         for each in history.events
@@ -198,7 +196,7 @@ def _is_passing(event: Event, history: History) -> bool:
 
 
 def _was_warned(event: Event, history: History) -> bool:
-    return event.level in _MILD
+    return event.level in _MILD and event.kind is not Kind.TOLD
 
 
 def _is_unheard(event: Event, history: History) -> bool:
@@ -234,7 +232,7 @@ def set_aside(history: History) -> dict[Event, Rule]:
 
 # How near to a first cause a failure can be -------------------------------------------------------------------
 
-CAUSE, KILL, CRASH, LINE, SIGNAL, FOLLOWER, WRAPPER = range(7)
+CAUSE, KILL, CRASH, LINE, SIGNAL, FOLLOWER, WRAPPER, ASKED = range(8)
 _REASONS: Final = {
     CAUSE: "an exception, or a message with a known cause",
     KILL: "no process reported an error before this one was killed",
@@ -243,12 +241,19 @@ _REASONS: Final = {
     SIGNAL: "a process ended by a signal, and no line says why",
     FOLLOWER: "only consequences of another failure stand in the log",
     WRAPPER: "the log only says that a process ended",
+    ASKED: "a process was asked to end, and nothing says why",
 }
 _ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": WRAPPER}
 
 
+_ASKED: Final = (-1, -2, -15)
+"""Signals by which launchers end the other processes."""
+
+
 def tier(event: Event) -> int:
     """How near to a first cause a failure is: the lower, the nearer."""
+    if event.kind is Kind.KILLED and event.code in _ASKED:
+        return ASKED
     if event.role == "ending" and event.raised is not None and class_of(root_of(event.raised)) == "wrapper":
         return SIGNAL
     if event.role in _ROLES:
@@ -312,17 +317,19 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     """The first failure among events that have all ended something."""
     if not events:
         return None
-    named = [each for each in events if each.first and tier(each) != SIGNAL]
-    if named and named[0].raised is None:
-        same = [each for each in events if any(_is_same(each.process, other.process) for other in named)]
-        own = [each for each in same if not each.first and tier(each) <= SIGNAL]
-        explained = [each for each in own if _explains(each, named)]
-        if explained:
-            return min(explained, key=_order)
-        if all(each.kind is Kind.KILLED for each in named):
-            known = [each for each in events if each.role == "cause" and not each.process]
-            return min(known or named, key=_order)
-    return min(events, key=_order)
+    best = min(events, key=lambda each: _order(each, events))
+    named = [each for each in events if each.first and tier(each) != ASKED]
+    if not named or named[0].raised is not None:
+        return best
+    own = [each for each in events if each not in named and any(_is_same(each.process, one.process) for one in named)]
+    own = [each for each in own if tier(each) <= LINE and _explains(each, named)]
+    if own:
+        return min(own, key=lambda each: _order(each, events))
+    first = min(named, key=lambda each: _order(each, events))
+    if tier(best) >= CRASH and best.role == "consequence" and best.process != first.process:
+        return first if first.code not in (1, -6) else best
+    known = best.role == "cause" and not best.process
+    return first if all(each.kind is Kind.KILLED and tier(each) == KILL for each in named) and not known else best
 
 
 def _explains(event: Event, named: Sequence[Event]) -> bool:
@@ -337,9 +344,10 @@ def _is_same(one: Process, other: Process) -> bool:
     return mine is not None and mine == others and (one.host is None or other.host is None or one.host == other.host)
 
 
-def _order(event: Event) -> tuple[int, float, int, int]:
-    """By tier, then by time where all have one, then by place."""
-    return (tier(event), event.time if event.time is not None else float("inf"), event.log, event.line)
+def _order(event: Event, events: Sequence[Event]) -> tuple[int, float, int, int]:
+    """By tier; then by time, if the events stand in several logs and all have one; then by place."""
+    timed = len({each.log for each in events}) > 1 and all(each.time is not None for each in events)
+    return (tier(event), event.time or 0.0 if timed else 0.0, event.log, event.line)
 
 
 # What it is ---------------------------------------------------------------------------------------------------
@@ -378,7 +386,7 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
     chosen, fatal = _last_attempt(fatal)
     warned = [each for each, rule in aside.items() if rule.name == "warned" and each.role == "cause"]
     bad_end = any(each.kind in (*_PROCESS_GONE, Kind.TOLD) for each in history.failures)
-    if warned and (tier(chosen) >= FOLLOWER if chosen is not None else bad_end):
+    if warned and (bad_end if chosen is None else tier(chosen) >= FOLLOWER or chosen.role == "consequence"):
         chosen = first_failure(warned)
     launcher = next((name for name in known.launchers if name in heard), "")
     common = Explanation(
@@ -465,5 +473,3 @@ def _stop(history: History) -> Event | None:
             return last or Event(Kind.BEGIN, index, *log.tail[-1])
     return None
 
-
-_ = (re, _CLOCKS_DIFFER, _NEAR_END)

@@ -36,6 +36,7 @@ class Class:
     unless: tuple[re.Pattern[str], ...] = ()
     matches: tuple[str, ...] = ()
     not_: tuple[str, ...] = ()
+    loud: bool = True
 
     def search(self, text: str) -> re.Match[str] | None:
         found = next((found for each in self.patterns if (found := each.search(text))), None)
@@ -51,6 +52,8 @@ class Found:
     code: int | None = None
     """An exit code; the negative number of a signal."""
     fatal: bool = False
+    loud: bool = True
+    """Whether the line states an error, and does not only have the words of one."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def _class(row: dict[str, Any]) -> Class:
 
     kind = Kind(row["kind"]) if "kind" in row else None
     examples = tuple(row.get("matches", ())), tuple(row.get("not", ()))
-    return Class(row["name"], kind, patterns("patterns"), patterns("unless"), *examples)
+    return Class(row["name"], kind, patterns("patterns"), patterns("unless"), *examples, loud=row.get("loud", True))
 
 
 _FATAL: Final = re.compile(
@@ -96,7 +99,7 @@ def classify(text: str) -> Found | None:
     for each in table().classes:
         if (found := each.search(text)) is not None:
             code = _code_of(found) if each.kind is not Kind.KILLED else _code_of(found) or _signal_in(found[0])
-            return Found(each.name, each.kind, code, _FATAL.match(text) is not None)
+            return Found(each.name, each.kind, code, _FATAL.match(text) is not None, each.loud)
     return None
 
 

@@ -189,6 +189,8 @@ class Event:
     """The launcher named this process as the first that failed."""
     fatal: bool = False
     """The line says itself that the process ends with it."""
+    loud: bool = True
+    """The line states an error, and does not only have the words of one."""
     count: int = 1
     """How many such lines there were, with this one."""
 

@@ -285,9 +285,9 @@ class _LogReader:
 
     def _add_exception(self, raised: Raised, writer: Process) -> None:
         headings = self._headings.get(writer, [])
-        own_headings = [each for each in headings if each.number <= raised.line]
-        self._headings[writer] = headings[len(own_headings) :]
-        heading = own_headings[0] if own_headings else _Heading(raised.line, Line("", writer), "")
+        first = raised.chain[0].line
+        heading = next((each for each in reversed(headings) if each.number <= first), None)
+        heading = heading or _Heading(raised.line, Line("", writer), "")
         line, before = heading.line, heading.before
         mild = line.level in ("debug", "info", "warning")
         caught = bool(_CAUGHT.search(line.text) or _IGNORED.match(before) or (mild and _CAUGHT.search(before)))
@@ -342,6 +342,7 @@ class _LogReader:
             match=match,
             code=found.code if found is not None else None,
             fatal=line.level == "fatal" or (found is not None and found.fatal),
+            loud=found is None or found.loud or line.level in ("error", "fatal"),
         )
         self._add(event)
         return event.is_failure

@@ -35,6 +35,7 @@ _ENOUGH_STEPS: Final = 2
 _MANY_STEPS: Final = 5
 """So many steps are not made without a process that takes part in them."""
 _CALM: Final = 5
+_AT_THE_END: Final = 3
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,11 @@ def _was_restarted(event: Event, history: History) -> bool:
 
 def _was_survived(event: Event, history: History) -> bool:
     """The process made further steps, or finished its work. After its end, only a new start counts."""
-    if event.fatal and event.kind is Kind.EXCEPTION:
-        return False
     if event.kind is Kind.LIBRARY:
         return False
     after = history.work_after(event)
+    if event.fatal and event.kind is Kind.EXCEPTION:  # torch puts the rank before its last words only
+        after = [each for each in after if each.process.rank == event.process.rank]
     if event.kind in (*_PROCESS_GONE, Kind.TOLD):
         ready = [each for each in after if each.kind is Kind.READY]
         if ready:
@@ -191,12 +192,14 @@ def _is_passing(event: Event, history: History) -> bool:
     """The log goes on after a line that states an error, and reports no process that ended."""
     if event.kind is not Kind.ERROR or event.match is not None or event.fatal:
         return False
-    log = history.logs[event.log] if event.log >= 0 else None
-    return log is not None and log.lines - event.line > _NEAR_END and not _is_process_lost(event, history)
+    if event.log < 0 or _is_process_lost(event, history):
+        return False
+    return not event.loud or history.logs[event.log].lines - event.line > _NEAR_END
 
 
 def _was_warned(event: Event, history: History) -> bool:
-    return event.level in _MILD and event.kind is not Kind.TOLD
+    states_code = event.kind in _PROCESS_GONE and event.code is not None
+    return event.level in _MILD and event.kind is not Kind.TOLD and not states_code
 
 
 def _is_unheard(event: Event, history: History) -> bool:
@@ -294,6 +297,16 @@ def root_of(raised: Raised) -> Raised:
     return found
 
 
+def telling_line(event: Event) -> str:
+    """The line that says what happened: the one by which the entry knows it, otherwise the exception's point."""
+    if event.raised is None:
+        return event.text.strip()
+    lines = [line for each in event.raised.chain for line in (each.headline, *each.more)]
+    patterns = event.match.entry.patterns if event.match is not None else ()
+    known = (line.strip() for line in lines if any(each.search(line) for each in patterns))
+    return next(known, "") or point_of(root_of(event.raised))
+
+
 _LIST: Final = re.compile(r"\d+ validation errors? for ")
 
 
@@ -326,8 +339,8 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     if own:
         return min(own, key=lambda each: _order(each, events))
     first = min(named, key=lambda each: _order(each, events))
-    if tier(best) >= CRASH and best.role == "consequence" and best.process != first.process:
-        return first if first.code not in (1, -6) else best
+    if best.role == "consequence" and (_is_other(best.process, first.process) or first.code not in (1, -6)):
+        return first
     known = best.role == "cause" and not best.process
     return first if all(each.kind is Kind.KILLED and tier(each) == KILL for each in named) and not known else best
 
@@ -342,6 +355,12 @@ def _is_same(one: Process, other: Process) -> bool:
     """Whether two writers are the same process; on one machine, the local rank is the rank."""
     mine, others = (each.rank if each.rank is not None else each.local for each in (one, other))
     return mine is not None and mine == others and (one.host is None or other.host is None or one.host == other.host)
+
+
+def _is_other(one: Process, other: Process) -> bool:
+    """Whether two writers are known to be different processes."""
+    pairs = ((one.rank, other.rank), (one.local, other.local))
+    return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
 def _order(event: Event, events: Sequence[Event]) -> tuple[int, float, int, int]:
@@ -468,6 +487,9 @@ def _stop(history: History) -> Event | None:
         worked = history.last_work(index)
         if last is not None and last.kind is Kind.BEGIN:
             return last
+        ends = [each for each in history.failures if each.log == index and not each.loud and each.level not in _MILD]
+        if ends and log.lines - ends[-1].line <= _AT_THE_END and not history.work_after(ends[-1]):
+            return ends[-1]
         outlived = any(each.log == index and each.line >= log.tail[0][0] for each in history.failures)
         if worked is None or (worked.line < log.tail[0][0] and not outlived):
             return last or Event(Kind.BEGIN, index, *log.tail[-1])

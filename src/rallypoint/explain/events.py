@@ -268,15 +268,18 @@ class History:
         """Whether something begins after an event."""
         return any(each.kind is Kind.BEGIN and each.line > event.line for each in self._work.get(event.log, []))
 
-    def last_work(self, log: int | None = None) -> Event | None:
-        """The last line that shows work: of one log, or of any."""
-        work = [
-            each
-            for index, found in self._work.items()
-            if log is None or index == log
-            for each in found
-            if each.is_work
-        ]
+    def last_work(self, log: int | None = None, *, settled: bool = False) -> Event | None:
+        """The last line that shows work: of one log, or of any.
+
+        Settled: a result right after the beginning of something is only the end of that.
+        """
+        work: list[Event] = []
+        for index, found in self._work.items():
+            for before, each in zip([None, *found], found, strict=False):
+                ends = each.kind is Kind.RESULT and before is not None and before.kind is Kind.BEGIN
+                began = ends and before is not None and each.line - before.line <= _NEAR
+                if each.is_work and log in (None, index) and not (settled and began):
+                    work.append(each)
         return max(work, key=lambda each: (each.log, each.line), default=None)
 
     def before(self, event: Event, *kinds: Kind) -> list[Event]:
@@ -288,6 +291,7 @@ class History:
         ]
 
 
+_NEAR: Final = 2
 _ENOUGH: Final = 100
 """So many lines of work before or after an event are looked at."""
 _COUNTERS: Final = re.compile(

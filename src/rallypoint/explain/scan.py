@@ -43,7 +43,9 @@ _RHYTHM: Final = 3
 _CAUGHT: Final = re.compile(
     r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
 )
-_IGNORED: Final = re.compile(r"Exception ignored|--- Logging error|.*_call_connection_lost\b")
+_IGNORED: Final = re.compile(
+    r"^Exception ignored|^--- Logging error|_call_connection_lost\b|\b(?:retryable|retries left|will retry|retrying)\b"
+)
 _ASIDE: Final = re.compile(r"(?:\W*ERROR\W+)?(?:Exception in (?:thread|callback)|Task exception was never|Error in atexit)")
 
 
@@ -290,7 +292,7 @@ class _LogReader:
         heading = heading or _Heading(raised.line, Line("", writer), "")
         line, before = heading.line, heading.before
         mild = line.level in ("debug", "info", "warning")
-        caught = bool(_CAUGHT.search(line.text) or _IGNORED.match(before) or (mild and _CAUGHT.search(before)))
+        caught = bool(_CAUGHT.search(line.text) or _IGNORED.search(before) or (mild and _CAUGHT.search(before)))
         raised = replace(raised, caught=raised.caught or caught, aside=_ASIDE.match(before) is not None)
         own = [each.line for each in self.events if each.line > raised.line and each.kind in _OWN_LINES]
         raised = replace(raised, more=raised.more[: min(own) - raised.line - 1]) if own else raised

@@ -456,23 +456,31 @@ def _verdict(event: Event, fatal: Sequence[Event], history: History) -> Verdict:
     certainty = KNOWN if event.role in ("cause", "ending") else UNKNOWN
     if event.role == "consequence" or level in (FOLLOWER, WRAPPER):
         certainty = CONSEQUENCE
-    return Verdict(event, certainty, _REASONS[level], root, _said_by_library(event, fatal))
+    return Verdict(event, certainty, _REASONS[level], root, _said_by_library(event, history))
 
 
-def _said_by_library(event: Event, fatal: Sequence[Event]) -> Event | None:
-    """The library's own account before an exception."""
+def _said_by_library(event: Event, history: History) -> Event | None:
+    """What a library said itself about an exception, or the last error before a process was killed."""
+    if event.kind is Kind.KILLED and event.match is None:
+        near = [each for each in history.before(event, Kind.ERROR) if event.line - each.line <= _AT_THE_END]
+        return near[-1] if near else None
     if event.raised is None or class_of(root_of(event.raised)) == "follower":
         return None
-    said = [each for each in fatal if each.kind is Kind.LIBRARY and each.log == event.log and _explains_library(each, event)]
-    return min(said, key=lambda each: each.line, default=None)
+    said = [each for each in history.failures if each.kind is Kind.LIBRARY and each.log == event.log and each.run == event.run]
+    return next((each for each in said if _is_about(event, each)), None)
 
 
-def _explains_library(said: Event, event: Event) -> bool:
-    """Whether an exception is about the library that speaks."""
+def _is_about(event: Event, said: Event) -> bool:
+    """Whether an exception is about the library that speaks, or about what could not be loaded."""
     known = knowledge()
-    assert event.raised is not None
-    texts = "\n".join([*(each.text for each in event.raised.chain)])
-    return bool(known.speakers(said.text) & known.speakers(texts))
+    text = "\n".join(each.headline for each in event.raised.chain) if event.raised is not None else event.text
+    if known.speakers(said.text) & known.speakers(text):
+        return True
+    missed = set(_WORD.findall(said.text.partition(": ")[0])) - {"could", "import", "load"}
+    return len(missed & set(_WORD.findall(text))) > 1
+
+
+_WORD: Final = re.compile(r"[A-Za-z]{4,}")
 
 
 # The end of a log without a failure ---------------------------------------------------------------------------
@@ -484,7 +492,7 @@ def _stop(history: History) -> Event | None:
         last = log.last_line
         if not log.tail:
             continue
-        worked = history.last_work(index)
+        worked = history.last_work(index, settled=True)
         if last is not None and last.kind is Kind.BEGIN:
             return last
         ends = [each for each in history.failures if each.log == index and not each.loud and each.level not in _MILD]

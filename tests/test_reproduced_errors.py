@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from explaining import log_of_text
-from rallypoint.diagnose.explain import Explanation, Log, explain
 from rallypoint.diagnose.verify import SIMULATION
+from rallypoint.explain import Explanation, Source, explain
+from rallypoint.explain.events import Event
 
 _TESTS = Path(__file__).parent
 _SECONDS = 240
 _ECHOED = "rank_raises"
 _ENDED_WELL = "name_late"
 _IMPORT_MUCH = ("ddp_models_differ", "ddp_unused_parameters", "no_libuv")
-"""Cases that import most of torch once more, which takes seconds; tests/logs has what they say."""
+"""Cases that import most of torch once more, which takes seconds."""
 
 _CASES = (
     *("port_in_use", "port_in_ephemeral_range", "port_not_permitted", "port_out_of_range"),
@@ -95,15 +95,15 @@ def test_what_torch_says_is_explained(case: str, reproductions: dict[str, Reprod
     if reproduction.impossible:
         pytest.skip(reproduction.impossible)
     logs = sorted(reproduction.folder.glob("rank-*.log"))
-    report = explain([Log(path.name, [path.read_bytes()]) for path in logs])
+    report = _explained(logs)
     assert _verdict(report) == VERDICTS[case], _texts(logs)
     assert report.verdict is not None
-    assert report.verdict.incident.facts.items() >= reproduction.facts.items()
+    assert _facts(report.verdict.event).items() >= reproduction.facts.items()
 
 
 def test_the_echo_of_a_failure_is_told_as_one(reproductions: dict[str, Reproduction]) -> None:
     logs = sorted(reproductions[_ECHOED].folder.glob("rank-*.log"))
-    report = explain([Log(path.name, [path.read_bytes()]) for path in logs])
+    report = _explained(logs)
     assert [_name(told) for told in report.consequences] == ["gloo-peer-gone"]
 
 
@@ -112,7 +112,7 @@ def test_a_name_that_came_late_is_no_failure(reproductions: dict[str, Reproducti
     if reproduction.impossible:
         pytest.skip(reproduction.impossible)
     logs = sorted(reproduction.folder.glob("rank-*.log"))
-    report = explain([Log(path.name, [path.read_bytes()]) for path in logs])
+    report = _explained(logs)
     assert json.loads((reproduction.folder / "outcome.json").read_text())["codes"] == [0, 0], _texts(logs)
     assert (report.found, [_name(told) for told in report.notices]) == (False, ["name-not-resolved"])
 
@@ -192,7 +192,7 @@ def test_what_a_launcher_says_is_explained(name: str, tmp_path: Path) -> None:
     launch = LAUNCHES[name]
     with _started(launch, tmp_path) as process:
         output = process.communicate(timeout=_SECONDS)[0]
-    report = explain([log_of_text(output)])
+    report = explain([Source("job.log", [output.encode()])])
     assert process.returncode != 0
     assert _verdict(report) == launch.verdict, output
     assert set(launch.consequences) <= {_name(told) for told in report.consequences}
@@ -208,10 +208,10 @@ def test_a_port_that_torchrun_cannot_have(option: str, tmp_path: Path) -> None:
         options = (*_TORCHRUN, option.format(port=port))
         with _started(Launch("", _INIT, options), tmp_path) as process:
             output = process.communicate(timeout=_SECONDS)[0]
-    report = explain([log_of_text(output)])
+    report = explain([Source("job.log", [output.encode()])])
     assert _verdict(report) in ("port-in-use", "port-in-ephemeral-range"), output
     assert report.verdict is not None
-    assert report.verdict.incident.facts["port"] == str(port)
+    assert _facts(report.verdict.event)["port"] == str(port)
 
 
 @pytest.mark.slow
@@ -221,10 +221,10 @@ def test_a_launcher_that_is_told_to_end(tmp_path: Path) -> None:
         assert any("ready" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=_SECONDS)[0]
-    report = explain([log_of_text(output)])
+    report = explain([Source("job.log", [output.encode()])])
     assert _verdict(report) == "told-to-end", output
     assert report.verdict is not None
-    assert report.verdict.incident.facts["signal"] == "15"
+    assert _facts(report.verdict.event)["signal"] == "15"
 
 
 @contextmanager
@@ -248,11 +248,19 @@ def _started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _verdict(report: Explanation) -> str | None:
-    return _name(report.verdict.incident) if report.verdict is not None else None
+    return _name(report.verdict.event) if report.verdict is not None else None
 
 
-def _name(told: Any) -> str:
-    return str(told.cause.id if told.cause is not None else told.headline)
+def _name(event: Event) -> str:
+    return event.match.entry.id if event.match is not None else event.headline
+
+
+def _facts(event: Event) -> dict[str, str]:
+    return event.match.facts if event.match is not None else {}
+
+
+def _explained(logs: Sequence[Path]) -> Explanation:
+    return explain([Source(path.name, [path.read_bytes()]) for path in logs])
 
 
 def _texts(logs: Sequence[Path]) -> str:

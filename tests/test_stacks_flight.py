@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from command_line import invoke
 from rallypoint.errors import UsageError
 from rallypoint.stacks.flight import as_lines, compare, rank_of_dump, read_dump
 
@@ -116,27 +114,12 @@ def test_nothing_in_a_dump_is_obeyed_or_endless() -> None:
     assert len(told) < 3000
 
 
-def test_files_and_folders_with_dumps(tmp_path: Path) -> None:
-    assert [
-        rank_of_dump(name) for name in ("nccl_trace_rank_12", "comm_lib_trace_rank_0.json", "rank0.log")
-    ] == [
-        *(12, 0),
-        None,
-    ]
-    (tmp_path / "nccl_trace_rank_0").write_bytes(_dump(_entry(7), ranks="[0, 1]"))
-    as_text = {
-        "entries": [{**_entry(7, "nccl:barrier"), "process_group": ["0", "default_pg"]}],
-        "pg_config": {},
-    }
-    (tmp_path / "nccl_trace_rank_1.json").write_text(json.dumps(as_text))
-    said = invoke("explain", str(tmp_path))
-    assert said.exit_code == 1
-    assert "    rank 1: nccl:barrier of [4, 2] Float, at train.py, line 88, in step\n" in said.stdout
-    assert "The log is empty" not in said.stdout
-    (tmp_path / "train.log").write_text("all is well\n")
-    document = json.loads(invoke("explain", "--json", str(tmp_path)).stdout)
-    assert (document["flight"]["ranks"], document["lines"]) == ([0, 1], 1)
-    assert document["flight"]["differences"][0]["number"] == 7
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("nccl_trace_rank_12", 12), ("comm_lib_trace_rank_0.json", 0), ("rank0.log", None)],
+)
+def test_the_name_of_a_dump_tells_its_rank(name: str, rank: int | None) -> None:
+    assert rank_of_dump(name) == rank
 
 
 _RECORD = """

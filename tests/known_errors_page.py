@@ -18,8 +18,8 @@ from rallypoint.explain.knowledge import OTHER, Entry, Knowledge, fill, knowledg
 _HEAD: Final = """\
 # Known errors
 
-The {count} messages that [`rallypoint explain`](guides/explain.md) knows, each with a line that shows it. Words in
-capitals stand for facts from the log. This page is written from the knowledge base
+The {count} messages that [`rallypoint explain`](guides/explain.md) knows, each with a line that shows it.
+Words in capitals stand for facts from the log. This page is written from the knowledge base
 (`src/rallypoint/explain/causes.toml`) by `python tests/known_errors_page.py docs/known-errors.md`.
 """
 ROLES: Final = {

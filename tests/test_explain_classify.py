@@ -35,7 +35,7 @@ def _raised(line: str) -> Raised:
     return Raised(kind, message.strip(), 1)
 
 
-# The rows ---------------------------------------------------------------------------------------------------
+# The rows --------------------------------------------------------------------------------------------------
 
 
 def test_each_row_has_examples() -> None:
@@ -63,7 +63,7 @@ def test_other_exceptions_have_another_class(row: Class, line: str) -> None:
     assert class_of(_raised(line)) != row.name
 
 
-# Denials ----------------------------------------------------------------------------------------------------
+# Denials ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("line", table().denials.matches)
@@ -94,7 +94,7 @@ def test_a_line_that_only_names_a_failure_is_none(line: str) -> None:
     assert found is None or found.kind not in FAILURES
 
 
-# Codes and kinds ----------------------------------------------------------------------------------------------
+# Codes and kinds -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_fatal_line_says_so() -> None:
     assert (fatal.fatal, error.fatal) == (True, False)
 
 
-# Long lines ---------------------------------------------------------------------------------------------------
+# Long lines ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

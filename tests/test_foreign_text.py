@@ -34,8 +34,7 @@ from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.outlook import Outlook
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.explain import Source, explain
-from rallypoint.explain.report import as_text
+from rallypoint.explain import Source, explain, report
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
@@ -216,7 +215,7 @@ def of_events(folder: Path) -> Iterator[str]:
 def of_logs() -> Iterator[str]:
     log = f"Traceback (most recent call last):\nRuntimeError: {ENDLESS}: Connection refused\n"
     found = explain([Source(EVIL, [log.encode(errors="surrogateescape")], host=EVIL)])
-    yield as_text(found, everything=True)
+    yield report.as_text(found, everything=True)
 
 
 def of_servers_log() -> Iterator[str]:
@@ -278,7 +277,7 @@ def test_no_text_of_a_rank_that_the_launcher_prints_is_raw(
     (tmp_path / "roll.json").write_text(to_text(replace(filled(JoinProgress), expected=9)))
     blame = launcher._tell_failure(Reports(tmp_path), [])
     assert blame is not None
-    launcher._explain(blame, Reports(tmp_path), "", 0.0)
+    launcher._explain(blame, "", 0.0)
     launcher._tell_missing(Reports(tmp_path))
     line = launcher._JoinLine(Reports(tmp_path), from_start=True)
     line._began -= 1000.0

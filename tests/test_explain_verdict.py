@@ -360,10 +360,6 @@ _PAIRS = {
         "2024-02-02 02:02:02,002 - INFO - step=3, skipped=0\n" + _RAISED,
     ),
     "what Python ignores": (f"{_STEPS}Exception ignored in: <function f>\n{_RAISED}", _STEPS + _RAISED),
-    "a killed child": (
-        "Killed subprocess 7 after 30 s, clip skipped\n" + _STEPS,
-        _STEPS + "run.sh: line 3: 2211 Killed                  python train.py\nAll scripts done\n",
-    ),
 }
 
 

@@ -17,8 +17,9 @@ from functools import cache
 from typing import Final
 
 from explain_corpus import HELD_OUT, REPRODUCED, WORK, Sample, samples
-from rallypoint.diagnose.explain import Log, explain
-from rallypoint.diagnose.explain.words import as_json
+from rallypoint.explain import Source, explain
+from rallypoint.explain.report import as_text
+from rallypoint.explain.verdict import Verdict, point_of
 
 RIGHT: Final = "right"
 CONSEQUENCE: Final = "consequence"
@@ -35,12 +36,11 @@ class Said:
     found: bool
     """Whether it says that anything is wrong."""
     first: str | None = None
-    """What it names as the first cause: the line, and the exception's headline and text."""
+    """What it names as the first failure: the line, and what it quotes of the exception."""
     consequence: bool = False
     """Whether it says that what it names is only a consequence."""
-    suspects: tuple[str, ...] = ()
     stops: bool = False
-    """Whether it says that the log stops in the midst of the work."""
+    """Whether it says that the log stops before the work ends."""
     advice: str = ""
 
 
@@ -53,19 +53,25 @@ Program = Callable[[Sample], Said]
 @cache
 def explained(sample: Sample) -> Said:
     """What `rallypoint explain` says."""
-    said = as_json(explain([Log(sample.name, iter([sample.data]))]))
-    verdict = said["verdict"]
-    told = [each for each in (verdict, said["stop"]) if each]
+    told = explain([Source(sample.name, [sample.data])])
+    verdict = told.verdict
     return Said(
-        said["found"],
-        None if verdict is None else f"{sample.line(verdict['line'])}\n{verdict['title']}",
-        verdict is not None and verdict["role"] != "cause",
-        tuple(each["text"] for each in said["suspects"]),
-        said["midst"] is not None,
-        " ".join(
-            text for each in told for text in (each.get("what", ""), each.get("why", ""), *each.get("do", ()))
-        ),
+        told.found,
+        None if verdict is None else _named(sample, verdict),
+        verdict is not None and verdict.certainty == "consequence",
+        told.stop is not None,
+        as_text(told),
     )
+
+
+def _named(sample: Sample, verdict: Verdict) -> str:
+    """All that the report quotes of the first failure."""
+    texts = [sample.line(verdict.event.line), verdict.event.text]
+    if (root := verdict.root) is not None:
+        texts += [root.headline, point_of(root), root.place.source if root.place is not None else ""]
+    texts += [each.headline for each in verdict.chain[-1:]]
+    texts += [verdict.by.text] if verdict.by is not None else []
+    return "\n".join(texts)
 
 
 _EXCEPTION: Final = re.compile(
@@ -125,11 +131,8 @@ def score(logs: Sequence[Sample], program: Program = explained) -> dict[str, int
     return {
         "failing logs": len(failing),
         **{name: counts[name] for name in OUTCOMES},
-        "unknown, with the line among the suspects": sum(
-            name == UNKNOWN and any(map(each.shows_cause, said.suspects)) for name, each, said in outcomes
-        ),
-        "all clear, but in the midst of the work": sum(
-            name == ALL_CLEAR and said.stops for name, _, said in outcomes
+        "unknown, with the place where the log stops": sum(
+            name == UNKNOWN and said.stops for name, _, said in outcomes
         ),
         "helpful advice": sum(is_helpful(each, said) for each, said in failing),
         "healthy logs": len(logs) - len(failing),

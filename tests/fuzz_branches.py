@@ -16,7 +16,7 @@ from types import CodeType, ModuleType
 
 MARKED = (
     *("codec", "text", "wire", "engine", "rollcall", "server.core", "relay.core", "stores.client.connection"),
-    *("stores.client.look", "launch.rendezvous.roster", "watch.timeline", "diagnose.explain"),
+    *("stores.client.look", "launch.rendezvous.roster", "watch.timeline", "explain"),
 )
 """The modules and packages of Rallypoint that get marks: all that read foreign bytes, and what they call."""
 

@@ -14,13 +14,9 @@ from typing import Final, NamedTuple, cast
 import rosters
 from explain_corpus import REPRODUCED, samples
 from rallypoint.codec import to_text
-from rallypoint.diagnose.explain import words as explain_words
-from rallypoint.diagnose.explain.evidence import Evidence
-from rallypoint.diagnose.explain.first_cause import find_first_cause
-from rallypoint.diagnose.explain.knowledge import causes
-from rallypoint.diagnose.explain.scanning import Log, scan
-from rallypoint.diagnose.explain.sieve import Sieve
 from rallypoint.errors import ConnectionLostError, RallypointError
+from rallypoint.explain import Source, explain
+from rallypoint.explain.report import as_text
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
 from rallypoint.rollcall.events import to_line
 from rallypoint.rollcall.identity import HELLO, parse_hello
@@ -97,9 +93,7 @@ def _events(data: bytes) -> None:
 
 
 def _log(data: bytes) -> None:
-    evidence = Evidence(_CAUSES)
-    scan(Log("a log", [data[:100], data[100:]]), evidence, _SIEVE, lambda _: None)
-    _say(explain_words.as_text(find_first_cause(evidence)))
+    _say(as_text(explain([Source("a log", [data[:100], data[100:]])]), everything=True))
 
 
 class _Deaf:
@@ -192,8 +186,6 @@ def _words(texts: dict[str, Text]) -> list[bytes]:
     return [*(each.encode() for each in hard), b"[" * 500, b"9" * 5_000, b"\xff", b'",', *sorted(names)[:300]]
 
 
-_CAUSES: Final = causes()
-_SIEVE: Final = Sieve([*Evidence(_CAUSES).texts(), *Evidence(_CAUSES).texts_to_try()])
 TEXTS: Final = _seeds()
 WORDS: Final = _words(TEXTS)
 

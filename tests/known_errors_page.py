@@ -1,4 +1,4 @@
-"""The known causes of `rallypoint explain` as a page of the documentation.
+"""The knowledge base of `rallypoint explain` as a page of the documentation.
 
     python tests/known_errors_page.py docs/known-errors.md
 
@@ -9,91 +9,52 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rallypoint.diagnose.explain.explanation import MEANINGS
-from rallypoint.diagnose.explain.knowledge import Cause, causes, fill
+from rallypoint.explain.knowledge import OTHER, Entry, Knowledge, fill, knowledge
 
 _HEAD: Final = """\
 # Known errors
 
-What [`rallypoint explain`](guides/explain.md) knows: {count} causes, by the part in which they show, each
-with a line by which it is known. Words in capitals stand for what a log tells. This page is written from
-the knowledge base (`src/rallypoint/diagnose/explain/causes.toml`) by
-`python tests/known_errors_page.py docs/known-errors.md`.
+The {count} messages that [`rallypoint explain`](guides/explain.md) knows, each with a line that shows it.
+Words in capitals stand for facts from the log. This page is written from the knowledge base
+(`src/rallypoint/explain/causes.toml`) by `python tests/known_errors_page.py docs/known-errors.md`.
 """
-PARTS: Final = {
-    "store": "The store",
-    "rendezvous": "The rendezvous",
-    "launcher": "The launcher",
-    "names": "Names and addresses",
-    "network": "The network",
-    "gloo": "Gloo",
-    "nccl": "NCCL",
-    "memory": "Memory",
-    "process": "Processes",
-    "build": "The build of torch",
-    "file": "Files",
-    "script": "The script",
-}
-_ROLES: Final = {
-    "symptom": "A consequence: something else happened first.",
-    "wrapper": "A wrapper: it says that something failed, and not what.",
-    "notice": "Mostly harmless.",
+ROLES: Final = {
+    "cause": ("Causes", "Each of them can be the first failure of a job."),
+    "consequence": ("Consequences", "Something else failed first, mostly in another process."),
+    "wrapper": ("Wrappers", "They say that something failed, but not what."),
+    "notice": ("Notices", "Mostly harmless."),
 }
 _ISSUE: Final = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)#(?P<number>\d+)")
 
 
-def page(entries: Sequence[Cause]) -> str:
+def page(known: Knowledge) -> str:
     """The page, in Markdown."""
-    of_parts = {part: [cause for cause in entries if cause.part == part] for part in PARTS}
-    contents = [
-        f"- [{title}](#{title.lower().replace(' ', '-')}): {len(of_parts[part])}"
-        for part, title in PARTS.items()
-    ]
-    blocks = [_HEAD.format(count=len(entries)), "\n".join(contents) + "\n"]
-    for part, title in PARTS.items():
-        blocks.append(f"## {title}\n")
-        blocks += ["\n".join(_entry(cause)) + "\n" for cause in of_parts[part]]
+    parts = {role: [entry for entry in known.entries if entry.role == role] for role in ROLES}
+    contents = [f"- [{ROLES[role][0]}](#{role}s): {len(entries)}" for role, entries in parts.items()]
+    blocks = [_HEAD.format(count=len(known.entries)), "\n".join(contents) + "\n"]
+    for role, entries in parts.items():
+        title, meaning = ROLES[role]
+        blocks.append(f"## {title}\n\n{meaning}\n")
+        blocks += ["\n".join(_entry(known, entry)) + "\n" for entry in entries]
     return "\n".join(blocks)
 
 
-def _entry(cause: Cause) -> Iterator[str]:
-    yield f"### {_escaped(cause.title)}"
+def _entry(known: Knowledge, entry: Entry) -> Iterator[str]:
+    facts = {name: name.upper() for pattern in entry.patterns for name in pattern.groupindex}
+    yield f"### {_escaped(fill(entry.title, facts))}"
     yield ""
-    yield from ("```text", cause.example, "```", "")
-    yield f"`{cause.id}`. {_text(cause.what, cause)} {_text(cause.why, cause)}"
+    yield from ("```text", entry.example, "```", "")
+    yield f"`{entry.id}`. {_escaped(fill(entry.why, facts))}"
     yield ""
-    for text in cause.do:
-        yield f"- {_text(text, cause)}"
+    for step in known.steps(entry, facts, OTHER):
+        yield f"- {_escaped(step)}"
     yield ""
-    remarks = [
-        _ROLES.get(cause.role, ""),
-        f"{MEANINGS[cause.sure].capitalize()}.",
-        _applies(cause),
-        _sources(cause),
-    ]
-    yield " ".join(remark for remark in remarks if remark)
-
-
-def _applies(cause: Cause) -> str:
-    where = [
-        *([f"torch {cause.versions.replace(',', ', ')}"] if cause.versions else []),
-        *([" and ".join(cause.platforms)] if cause.platforms else []),
-    ]
-    return _escaped(f"Applies to {', '.join(where)}.") if where else ""
-
-
-def _sources(cause: Cause) -> str:
     link = r"[\g<0>](https://github.com/\g<repository>/issues/\g<number>)"
-    return f"Sources: {', '.join(_ISSUE.sub(link, source) for source in cause.sources)}."
-
-
-def _text(text: str, cause: Cause) -> str:
-    names = {name for pattern in cause.patterns for name in pattern.groupindex}
-    return _escaped(fill(text, {name: name.upper() for name in names}))
+    yield f"Sources: {', '.join(_ISSUE.sub(link, source) for source in entry.sources)}."
 
 
 def _escaped(text: str) -> str:
@@ -104,4 +65,4 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(causes()), encoding="utf-8")
+    Path(sys.argv[1]).write_text(page(knowledge()), encoding="utf-8")

@@ -36,7 +36,8 @@ combining combining_waits relay_core relay_children
 rollcall_events rollcall_judging rollcall_meetings rollcall_overhearing rollcall_words
 roster meeting blame trust command_line absence
 doctor_judging doctor_variables foreign_text
-explain_judging explain_knowledge explain_prefixes explain_reading explain_sieve explain_warnings
+explain_classify explain_knowledge explain_lines explain_quick explain_reading
+explain_tracebacks explain_verdict
 timeline_judging timeline_reading timeline_words looking looking_names looking_keys
 file_store stores rendezvous connecting endpoint binding backend serve kv
 """

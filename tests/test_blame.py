@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.diagnose.explain import explain
-from rallypoint.diagnose.explain.reading import log_of_failure
+from rallypoint.explain.verdict import judge
 from rallypoint.launch import reports
 from rallypoint.launch.blame import find_blame
 from rallypoint.launch.reports import Exit, Failure, JoinProgress, LostServer, RankIdentity, Reports
@@ -120,9 +119,9 @@ def test_what_to_do_is_in_the_knowledge_base() -> None:
         assert blame is not None
         assert blame.cause is not None
         assert blame.hint == ""
-        verdict = explain([log_of_failure(blame.cause)]).verdict
+        verdict = judge([blame.event], []).verdict
         assert verdict is not None
-        assert (verdict.incident.cause is not None) == known, message
+        assert (verdict.event.match is not None) == known, message
 
 
 # The reports themselves ------------------------------------------------------------------------------------

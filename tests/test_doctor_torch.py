@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rallypoint.diagnose.doctor import network, torch
+from rallypoint.diagnose.doctor.defects import DEFECTS, defects_of
 from rallypoint.diagnose.doctor.outlook import NO_GPU
 from rallypoint.diagnose.doctor.situation import Situation
-from rallypoint.diagnose.explain.knowledge import causes
 from rallypoint.diagnose.findings import Finding, Fix, State
 from rallypoint.errors import BindError
 from rallypoint.pytorch import asking
@@ -244,18 +243,33 @@ def test_every_gpu_is_told() -> None:
     assert [(each.found[0], each.state) for each in found] == [("0", OK), ("1", F)]
 
 
-def test_defects_that_are_found_by_trying_are_not_told_as_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether torch lacks libuv, and whether look-ups stall, is what other checks say."""
-    known = {each.id: each for each in causes()}
-    assert set(torch._PROBED) <= set(known)
-    everywhere = [replace(each, versions="", platforms=()) for each in known.values()]
-    monkeypatch.setattr(torch, "causes", lambda: everywhere)
+@pytest.mark.parametrize(
+    ("version", "system", "starts"),
+    [
+        ("1.8.1", "Linux", ["With torchrun's c10d"]),
+        ("1.13", "Linux", ["torchrun's agents", "With torchrun's c10d"]),
+        ("1.13", "Windows", ["On Windows", "torchrun's agents", "With torchrun's c10d"]),
+        ("2.1.2+cpu", "Windows", ["On Windows", "torchrun's agents", "With torchrun's c10d"]),
+        ("2.2.0", "Windows", ["TCPStore does not work", "torchrun's agents", "With torchrun's c10d"]),
+        ("2.2", "Windows", ["TCPStore does not work", "torchrun's agents", "With torchrun's c10d"]),
+        ("2.2.1", "Windows", ["torchrun's agents", "With torchrun's c10d"]),
+        ("2.6.0a0+git1", "Linux", ["torchrun's agents", "Since torch 2.6", "With torchrun's c10d"]),
+        ("of my own", "Linux", ["With torchrun's c10d"]),
+    ],
+)
+def test_defects_of_a_version(version: str, system: str, starts: list[str]) -> None:
+    found = list(defects_of(version, system))
+    assert len(found) == len(starts)
+    assert all(defect.what.startswith(start) for defect, start in zip(found, starts, strict=True))
+
+
+def test_defects_are_told_as_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
     found = [each for each in torch.judge_torch(Answers(GOOD)) if each.name == "known-defects"]
-    assert all(each.state is State.NOTE and each.hint for each in found)
-    told = {each.found for each in found}
-    probed = {known[each].defect for each in torch._PROBED}
-    assert told == {each.defect for each in everywhere if each.defect} - probed
-    assert told
+    everywhere = [each for each in DEFECTS if not each.system]
+    assert [(each.state, each.found, each.hint) for each in found] == [
+        (State.NOTE, each.what, each.do) for each in everywhere
+    ]
 
 
 # Asking ----------------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from known_errors_page import page
 from rallypoint.explain.knowledge import OTHER, ROLES, Entry, Knowledge, fill, knowledge
 from rallypoint.explain.quick import fixed_texts
 
@@ -78,6 +80,12 @@ def test_every_pattern_has_a_fixed_text_and_bounded_gaps() -> None:
 
 def test_there_are_few_entries() -> None:
     assert len(_KNOWN.entries) <= 130
+
+
+def test_the_page_of_the_documentation_has_every_entry() -> None:
+    """`python tests/known_errors_page.py docs/known-errors.md` writes it."""
+    path = Path(__file__).parents[1] / "docs" / "known-errors.md"
+    assert path.read_text(encoding="utf-8") == page(_KNOWN)
 
 
 # Who speaks -------------------------------------------------------------------------------------------------

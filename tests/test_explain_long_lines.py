@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rallypoint.diagnose.explain import explain
-from rallypoint.diagnose.explain.knowledge import causes
-from rallypoint.diagnose.explain.scanning import Log
+from rallypoint.explain import Source, explain
+from rallypoint.explain.knowledge import knowledge
 
 pytestmark = pytest.mark.windows
 
@@ -41,7 +40,7 @@ def literals(pattern: str) -> list[str]:
 
 
 def test_no_line_keeps_a_known_cause_busy() -> None:
-    for pattern in {each for cause in causes() for each in (*cause.patterns, *cause.context)}:
+    for pattern in {*knowledge().patterns, *knowledge().speaker_patterns}:
         for text in (*FILLERS, *literals(pattern.pattern)):
             line = filled(text) + "\0"
             tries = (seconds(lambda: pattern.search(line)) for _ in range(3))  # noqa: B023
@@ -49,12 +48,12 @@ def test_no_line_keeps_a_known_cause_busy() -> None:
 
 
 def test_what_matters_is_found_among_many_parts_of_a_line() -> None:
-    log = Log("log", [b"1\r" * 100_000 + b"EADDRINUSE on port 29500\r" + b"1\r" * 100_000 + b"\n"])
+    log = Source("log", [b"1\r" * 100_000 + b"EADDRINUSE on port 29500\r" + b"1\r" * 100_000 + b"\n"])
     began = time.thread_time()
     report = explain([log])
     assert time.thread_time() - began < 2
     assert report.verdict is not None
-    assert report.verdict.incident.text == "EADDRINUSE on port 29500"
+    assert report.verdict.event.text == "EADDRINUSE on port 29500"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_a_long_line_in_parts_is_explained_soon(line: str) -> None:
     def work(length: int) -> None:
         known = "1 of 2 machines connected within 5 s: node-a"
         parts = "\r".join([line[: length - len(known) - 1] + " " + known] * LINES)
-        explain([Log("log", [b"Traceback (most recent call last):\n", parts.encode(), b"\n"])])
+        explain([Source("log", [b"Traceback (most recent call last):\n", parts.encode(), b"\n"])])
 
     def growth() -> float:
         return seconds(lambda: work(LENGTH)) / seconds(lambda: work(LENGTH // 2))

@@ -1,23 +1,29 @@
-"""Logs from files: whatever their encoding, and what their names tell."""
+"""Logs from files: any encoding, files that cannot be read, and what names tell."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explaining import report_of
-from rallypoint.diagnose.explain.reading import find_logs, open_log, recoded, stream_log, told_by_name
-from rallypoint.diagnose.explain.sieve import BLOCK_BYTES
 from rallypoint.errors import UsageError
+from rallypoint.explain.reading import Reader, find_logs, recoded, told_by_name
 
 pytestmark = pytest.mark.windows
 
 _TEXT = "naïve 🏖\nEADDRINUSE on port 29500\n"
+_LINE = b"EADDRINUSE on port 29500"
+
+
+def _read(path: Path) -> tuple[bytes, list[tuple[str, str]]]:
+    reader = Reader()
+    return b"".join(reader.open(path).chunks), reader.unreadable
 
 
 @pytest.mark.parametrize(
@@ -33,17 +39,17 @@ _TEXT = "naïve 🏖\nEADDRINUSE on port 29500\n"
         _TEXT.encode().rstrip(b"\n"),
         b"\x00" * 100 + b"\n" + _TEXT.encode(),
         _TEXT.encode() + b"\x00" * 5000,
-        b"\x00" * (2 * BLOCK_BYTES + 7) + _TEXT.encode(),
+        b"\x00" * ((2 << 20) + 7) + _TEXT.encode(),
         gzip.compress(_TEXT.encode(), mtime=0),
+        gzip.compress(b"step 1\n", mtime=0) + gzip.compress(_TEXT.encode(), mtime=0),
     ],
 )
-def test_encodings(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / ("train.log.gz" if content.startswith(b"\x1f\x8b") else "train.log")
+def test_every_encoding_becomes_utf_8(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
     path.write_bytes(content)
-    report = report_of(open_log(path))
-    assert report.verdict is not None
-    assert report.verdict.incident.facts == {"port": "29500"}
-    assert report.verdict.incident.first.text == "EADDRINUSE on port 29500"
+    text, unreadable = _read(path)
+    assert _LINE in text.splitlines()
+    assert unreadable == []
 
 
 @given(st.text(), st.integers(1, 7))
@@ -56,23 +62,56 @@ def test_utf_16_may_be_cut_anywhere(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("content", "reason"),
     [
-        ("train.log.gz", gzip.compress(_TEXT.encode() * 100, mtime=0)[:-20], r"cannot read .* to its end"),
-        ("model.pt", bytes(range(4)) * 200, r"cannot read .*model\.pt: it is no text"),
-        ("model.pt", b"\x7fELF\x02\x01" + b"\x00\x01\x02" * 500, "it is no text"),
-        ("missing", None, "cannot read .*missing: "),
+        (gzip.compress(os.urandom(50_000), mtime=0)[:-20], "ended before the end-of-stream marker"),
+        (b"\x1f\x8b but not gzip", "method"),
+        (bytes(range(4)) * 200, "binary, not text"),
+        (b"\x7fELF\x02\x01" + b"\x00\x01\x02" * 500, "binary, not text"),
     ],
 )
-def test_what_cannot_be_read_is_told(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        report_of(open_log(tmp_path / name))
+def test_a_file_that_cannot_be_read_is_noted(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(content)
+    _, [(name, noted)] = _read(path)
+    assert name == str(path)
+    assert reason in noted
 
 
-def test_a_stream() -> None:
-    assert report_of(stream_log(io.BytesIO(_TEXT.encode()), "standard input", 0.0)).found
+def test_a_damaged_file_is_read_up_to_its_damage(tmp_path: Path) -> None:
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(gzip.compress(_TEXT.encode() * 40_000, mtime=0)[:-20])
+    text, unreadable = _read(path)
+    assert _LINE in text
+    assert len(unreadable) == 1
+
+
+def test_a_file_without_permission_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "train.log").touch()
+    monkeypatch.setattr(Path, "open", refuse)
+    assert _read(tmp_path / "train.log")[1] == [(str(tmp_path / "train.log"), "permission denied")]
+
+
+def test_standard_input_may_be_packed() -> None:
+    packed = io.BufferedReader(io.BytesIO(gzip.compress(_TEXT.encode())))
+    for stream in (io.BytesIO(_TEXT.encode()), packed):
+        source = Reader().stream(stream)
+        assert source.name == "standard input"
+        assert b"".join(source.chunks) == _TEXT.encode()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_opened_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.log"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(_TEXT.encode(),))
+    writer.start()
+    text, _ = _read(find_logs([str(path)])[0])
+    writer.join()
+    assert text == _TEXT.encode()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +144,8 @@ def test_a_folder_means_the_logs_in_it(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in found] == sorted(logs)
 
 
-def test_a_folder_without_logs_is_told(tmp_path: Path) -> None:
+def test_wrong_names_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no log in"):
         find_logs([str(tmp_path)])
+    with pytest.raises(UsageError, match=r"cannot read no-such\.log: no such file"):
+        find_logs(["no-such.log"])

@@ -6,7 +6,6 @@ version adds. What is printed of it has to be lines of printable characters, and
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -33,10 +32,9 @@ from rallypoint.codec import Within, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.outlook import Outlook
-from rallypoint.diagnose.explain import explain, words
-from rallypoint.diagnose.explain.reading import stream_log
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.explain import Source, explain, report
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
@@ -216,8 +214,8 @@ def of_events(folder: Path) -> Iterator[str]:
 
 def of_logs() -> Iterator[str]:
     log = f"Traceback (most recent call last):\nRuntimeError: {ENDLESS}: Connection refused\n"
-    stream = io.BytesIO(log.encode(errors="surrogateescape"))
-    yield words.as_text(explain([stream_log(stream, EVIL, 0.0)]))
+    found = explain([Source(EVIL, [log.encode(errors="surrogateescape")], host=EVIL)])
+    yield report.as_text(found, everything=True)
 
 
 def of_servers_log() -> Iterator[str]:
@@ -279,7 +277,7 @@ def test_no_text_of_a_rank_that_the_launcher_prints_is_raw(
     (tmp_path / "roll.json").write_text(to_text(replace(filled(JoinProgress), expected=9)))
     blame = launcher._tell_failure(Reports(tmp_path), [])
     assert blame is not None
-    launcher._explain(blame, Reports(tmp_path), "", 0.0)
+    launcher._explain(blame, "", 0.0)
     launcher._tell_missing(Reports(tmp_path))
     line = launcher._JoinLine(Reports(tmp_path), from_start=True)
     line._began -= 1000.0

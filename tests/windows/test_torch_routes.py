@@ -17,8 +17,9 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 
-from rallypoint.diagnose.explain import explain, words
-from rallypoint.diagnose.explain.reading import open_log
+from rallypoint.explain import explain
+from rallypoint.explain.reading import Reader
+from rallypoint.explain.report import as_text
 from windows.test_launching import PACKAGES, SOURCE, portable, run_to_files
 
 pytestmark = [pytest.mark.windows, pytest.mark.timeout(900)]
@@ -119,7 +120,7 @@ def test_torchrun_alone_fails_and_explain_has_the_commands_that_help(tmp_path: P
     assert "use_libuv was requested but PyTorch was built without libuv support" in failed.stderr
     log = tmp_path / "failed.log"
     log.write_text(failed.stderr, encoding="utf-8")
-    told = words.as_text(explain([open_log(log)]))
+    told = as_text(explain([Reader().open(log)]))
     assert "`python -m rallypoint enable`" in told
 
 

@@ -1,1 +1,1 @@
-"""Finding out what is wrong: `doctor` (machines), `explain` (logs), `builds`, `verify` (trainings)."""
+"""Finding out what is wrong: `doctor` (machines), `builds`, `verify` (trainings)."""

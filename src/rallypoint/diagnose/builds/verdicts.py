@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rallypoint.diagnose.explain.stamps import moment_of
 from rallypoint.diagnose.findings import Finding, State, failure, ok, unknown, warning
 
 SERVER: Final = b"LibUVStoreDaemon"
@@ -179,4 +179,5 @@ def judge_copies(folder: str, copies: Sequence[InstalledCopy]) -> Finding:
 
 
 def _moment(seconds: float) -> str:
-    return f"{moment_of(seconds):%Y-%m-%d %H:%M:%S} UTC"
+    moment = datetime(1970, 1, 1) + timedelta(seconds=seconds)  # `fromtimestamp` has limits on Windows
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
+from rallypoint.diagnose.doctor.defects import defects_of
 from rallypoint.diagnose.doctor.network import use_interface
 from rallypoint.diagnose.doctor.outlook import NO_GPU
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import open_store
-from rallypoint.diagnose.explain.knowledge import causes, fill
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknown, warning
 from rallypoint.errors import RallypointError
 from rallypoint.launch.environment import without_rank
@@ -24,11 +24,6 @@ from rallypoint.text import fine_duration
 
 SECONDS: Final = 60.0
 _PARTS: Final = ("torch", "devices", "gloo", "plugin", "store", "nccl")
-
-_PROBED: Final = ("reverse-lookup-stalls", "no-libuv-on-windows")
-"""Defects that other checks find by trying."""
-
-_SYSTEMS: Final = {"Linux": "linux", "Windows": "windows", "Darwin": "macos"}
 
 _USE_PYTHON_CLIENT: Final = "rallypoint run --client=python train.py, or file://"
 
@@ -82,10 +77,8 @@ def _judge_build(torch: Mapping[str, Any], seconds: float) -> Finding:
 
 def _judge_defects(version: str) -> Iterator[Finding]:
     """Known defects of this version of torch on this platform, before they show."""
-    system = _SYSTEMS.get(platform.system(), "")
-    for cause in causes():
-        if cause.defect and cause.id not in _PROBED and cause.concerns(version, system):
-            yield note("known-defects", cause.defect, fill(cause.do[0], {}))
+    for defect in defects_of(version, platform.system()):
+        yield note("known-defects", defect.what, defect.do)
 
 
 def _never_reached(answers: Answers, part: str, name: str) -> Finding | None:

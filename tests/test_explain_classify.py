@@ -1,0 +1,155 @@
+"""The table of classes: each row with its own examples, words that deny a failure, and exit codes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rallypoint.explain.classify import (
+    LONGEST,
+    Class,
+    class_of,
+    classify,
+    normal_code,
+    table,
+    without_denials,
+)
+from rallypoint.explain.events import FAILURES, Kind, Raised
+
+pytestmark = pytest.mark.windows
+
+_MATCHES = [(each.name, line) for each in table().classes for line in each.matches]
+_NOT = [(each.name, line) for each in table().classes for line in each.not_]
+_EXCEPTIONS = [(each, line) for each in table().exceptions for line in each.matches]
+_NO_EXCEPTIONS = [(each, line) for each in table().exceptions for line in each.not_]
+
+
+def _name(text: str) -> str | None:
+    found = classify(text)
+    return found.name if found is not None else None
+
+
+def _raised(line: str) -> Raised:
+    kind, _, message = line.partition(":")
+    return Raised(kind, message.strip(), 1)
+
+
+# The rows --------------------------------------------------------------------------------------------------
+
+
+def test_each_row_has_examples() -> None:
+    rows = (*table().classes, *table().exceptions, table().denials)
+    assert [each.name for each in rows if not (each.matches and each.not_ and each.patterns)] == []
+
+
+@pytest.mark.parametrize(("name", "line"), _MATCHES)
+def test_a_row_is_the_first_that_its_examples_match(name: str, line: str) -> None:
+    assert _name(line) == name
+
+
+@pytest.mark.parametrize(("name", "line"), _NOT)
+def test_a_row_leaves_other_lines_alone(name: str, line: str) -> None:
+    assert _name(line) != name
+
+
+@pytest.mark.parametrize(("row", "line"), _EXCEPTIONS, ids=lambda each: getattr(each, "name", None))
+def test_the_class_of_an_exception(row: Class, line: str) -> None:
+    assert class_of(_raised(line)) == row.name
+
+
+@pytest.mark.parametrize(("row", "line"), _NO_EXCEPTIONS, ids=lambda each: getattr(each, "name", None))
+def test_other_exceptions_have_another_class(row: Class, line: str) -> None:
+    assert class_of(_raised(line)) != row.name
+
+
+# Denials ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", table().denials.matches)
+def test_words_that_deny_a_failure_are_removed(line: str) -> None:
+    found = classify(line)
+    assert without_denials(line) != line
+    assert found is None or found.kind not in FAILURES
+
+
+@pytest.mark.parametrize("line", table().denials.not_)
+def test_words_that_state_a_failure_remain(line: str) -> None:
+    assert without_denials(line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3: 0 errors, no timeouts",
+        "finished without any exceptions",
+        "retrying on non-fatal errors is on",
+        "fault-tolerant training, max_failures=3",
+        "validation error rate: 0.031",
+        "import torch.distributed.elastic.multiprocessing.errors",
+    ],
+)
+def test_a_line_that_only_names_a_failure_is_none(line: str) -> None:
+    found = classify(line)
+    assert found is None or found.kind not in FAILURES
+
+
+# Codes and kinds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "code"),
+    [
+        ("failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python", Kind.KILLED, -9),
+        ("failed (exitcode: 3) local_rank: 0 (pid: 7) of binary: python", Kind.ENDED, 3),
+        ("srun: error: node-a: task 3: Exited with exit code 139", Kind.KILLED, -11),
+        ("error: node-a: task 0: Exited with exit code 1", Kind.ENDED, 1),
+        ("command terminated with exit code 137", Kind.KILLED, -9),
+        ("process 0 terminated with exit code 3221225477", Kind.ENDED, 3221225477),
+        ("subprocess.CalledProcessError: Command '['x']' died with <Signals.SIGSEGV: 11>.", Kind.KILLED, -11),
+        ("mpirun noticed that process rank 2 with PID 7 on node a exited on signal 6.", Kind.KILLED, -6),
+        ("Killed", Kind.KILLED, None),
+    ],
+)
+def test_how_a_process_ended(line: str, kind: Kind, code: int | None) -> None:
+    found = classify(line)
+    assert found is not None
+    assert (found.kind, found.code) == (kind, code)
+
+
+@pytest.mark.parametrize("line", ["x exited with code 0", "finished with exit code 0", "return code: 0"])
+def test_an_exit_code_of_0_is_no_failure(line: str) -> None:
+    found = classify(line)
+    assert found is None or found.kind is not Kind.ENDED
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [(1, 1), (128, 128), (137, -9), (139, -11), (255, 255), (-9, -9), (-1073741819, 3221225477)],
+)
+def test_codes_of_shells_and_of_windows(written: int, code: int) -> None:
+    assert normal_code(written) == code
+
+
+def test_a_fatal_line_says_so() -> None:
+    fatal, error = classify("FATAL: the device is lost"), classify("ERROR: the device is lost")
+    assert fatal is not None
+    assert error is not None
+    assert (fatal.fatal, error.fatal) == (True, False)
+
+
+# Long lines ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "filler", ["1", "a", "1 ", "a.", "/", "1:", "Error", "_error", "a=[", "1%|", "- ", "[a] "]
+)
+def test_no_line_keeps_a_pattern_busy(filler: str) -> None:
+    """The time that this thread works, the least of three tries."""
+    line = (filler * LONGEST)[:LONGEST] + "\0"
+    took = []
+    for _ in range(3):
+        began = time.thread_time()
+        classify(line)
+        took.append(time.thread_time() - began)
+    assert min(took) < 0.5

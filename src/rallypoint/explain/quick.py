@@ -1,9 +1,9 @@
 """The quick way through a large log: which lines can match a pattern at all. Pure.
 
 Every match of most regular expressions contains some fixed text, which is much faster to search for. Lines of
-a training log differ in their numbers and in little else, so lines and texts are compared in a reduced form:
-lower case, without digits, blanks and signs. Each form is searched once; a block whose forms are all known
-costs a translation, a split and a set. Where a pattern asks for numbers, no line with its text is dropped.
+a training log differ in little but their numbers, so lines and texts are compared in a reduced form: lower
+case, without digits, blanks and signs. Each form is searched once. Where a pattern asks for numbers, no line
+with its text is dropped.
 """
 
 from __future__ import annotations
@@ -94,7 +94,11 @@ class Sieve:
         """The numbers, from 0, of the lines of a block that may match."""
         forms = _forms(block)
         new = {form for form in set(forms) if hash(form) not in self._dull}
-        hits = {form for form in new if self._any.search(form) and self._is_worth_it(form)}
+        hits = {
+            form
+            for form in new
+            if self._any.search(form) and (self._tries[_kind(form)] < TRIES or self._numbered.search(form))
+        }
         if max(len(self._dull), len(self._tries)) > _MOST_FORMS:
             self._dull.clear()
             self._tries.clear()
@@ -115,9 +119,6 @@ class Sieve:
         matter = self.wanted(b"\n".join(shown[:-1])) if shown[:-1] else []
         return [*(shown[number] for number in matter), shown[-1]]
 
-    def _is_worth_it(self, form: bytes) -> bool:
-        return self._tries[_kind(form)] < TRIES or self._numbered.search(form) is not None
-
 
 @cache
 def _texts_of(patterns: frozenset[re.Pattern[str]]) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
@@ -129,7 +130,7 @@ def _texts_of(patterns: frozenset[re.Pattern[str]]) -> tuple[re.Pattern[bytes], 
         if fixed is None:
             raise ValueError(f"no text is in every match of {pattern.pattern!r}")
         (numbered if _NUMBER.search(pattern.pattern) else texts).update(map(_reduce, fixed))
-    return _any_of(texts | numbered), _any_of(numbered)
+    return re.compile(_tree(sorted(texts | numbered))), re.compile(_tree(sorted(numbered)))
 
 
 def _forms(block: bytes) -> list[bytes]:
@@ -144,18 +145,14 @@ def _kind(form: bytes) -> int:
     return hash(_ID.sub(b"", form))
 
 
-def _any_of(texts: Iterable[bytes]) -> re.Pattern[bytes]:
-    return re.compile(_tree(sorted(texts)) or b"(?!)")
-
-
 def _tree(texts: list[bytes]) -> bytes:
-    """Texts with a common beginning share it, so that no character is tried for each of them."""
-    if not texts or b"" in texts:
+    """A pattern for some texts. Those with a common beginning share it, so no character is tried for each."""
+    if b"" in texts:
         return b""
     ends: dict[bytes, list[bytes]] = {}
     for text in texts:
         ends.setdefault(text[:1], []).append(text[1:])
-    branches = [re.escape(head) + _tree(rest) for head, rest in ends.items()]
+    branches = [re.escape(head) + _tree(rest) for head, rest in ends.items()] or [b"(?!)"]
     return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
 
 

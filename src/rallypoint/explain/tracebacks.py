@@ -127,7 +127,7 @@ class _Exception:
     def is_open(self) -> bool:
         """Whether the next line has the point."""
         last = [self.message, *self.more][-1].strip()
-        return not self.over and (last.endswith((":", '"""')) if last else self.colon)
+        return not self.over and (last.endswith((":", '"""', _SIGNAL)) if last else self.colon)
 
     def raised(self) -> Raised:
         """With the exceptions in whose messages it stands. What a panic and MPI say follows the header."""
@@ -285,7 +285,7 @@ class Reader:
         """A header without frames before it."""
         for pattern in _NATIVE:
             if found := pattern.match(text):
-                self._take_native(found, number)
+                self._take_native(found, number, record)
                 return Part.HEADER
         head = _ALONE.match(text) or _ALONE_BUILTIN.match(text)
         if head is None:
@@ -295,10 +295,10 @@ class Reader:
         self._hold(said)
         return Part.HEADER
 
-    def _take_native(self, found: re.Match[str], number: int) -> None:
+    def _take_native(self, found: re.Match[str], number: int, record: bool) -> None:
         held = self._held if self._held and self._held.native and not self._held.crash else None
         told = found.groupdict()
-        said = _Exception(type=told.get("type") or "", message=told.get("message") or "", line=number)
+        said = _Exception(record, told.get("type") or "", told.get("message") or "", number)
         said.native, said.crash = True, found.re is _CRASH
         if "file" in told:
             said.frames.append(Frame(told["file"], int(told["line"]), ""))

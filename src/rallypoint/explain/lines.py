@@ -74,19 +74,16 @@ class Line:
     """Whether one of torch's Python loggers wrote it: an exception there was caught."""
 
 
-# The tables ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """One kind of prefix; `prefixes.toml` says what each field means."""
 
     pattern: re.Pattern[str]
-    record: bool = False
-    marked: bool = False
-    logged: bool = False
-    follows: re.Pattern[str] | None = None
+    follows: re.Pattern[str] | None
     """What can only follow a prefix, if this one must be learnt."""
+    record: bool
+    marked: bool
+    logged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +102,21 @@ class Severity:
 @cache
 def table() -> dict[str, Any]:
     """The contents of prefixes.toml."""
-    contents: dict[str, Any] = tomllib.loads(
-        Path(__file__).with_name("prefixes.toml").read_text(encoding="utf-8")
-    )
+    contents: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prefixes.toml").read_text("utf-8"))
     return contents
 
 
 @cache
 def prefixes() -> tuple[Prefix, ...]:
     """All kinds of prefixes, in the order in which they are tried."""
-    return tuple(_prefix(each) for each in table()["prefix"])
+    return tuple(
+        Prefix(
+            _compile(each["pattern"]),
+            _compile(each["follows"]) if "follows" in each else None,
+            **{name: each.get(name, False) for name in ("record", "marked", "logged")},
+        )
+        for each in table()["prefix"]
+    )
 
 
 @cache
@@ -124,12 +126,6 @@ def severities() -> tuple[Severity, ...]:
         Severity(_compile(each["pattern"]), each.get("level", ""), each.get("anywhere", False))
         for each in table()["severity"]
     )
-
-
-def _prefix(entry: dict[str, Any]) -> Prefix:
-    flags = {name: entry.get(name, False) for name in ("record", "marked", "logged")}
-    follows = re.compile(entry["follows"]) if "follows" in entry else None
-    return Prefix(_compile(entry["pattern"]), follows=follows, **flags)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -75,7 +75,6 @@ _CRASH: Final = re.compile(
 _NATIVE: Final = (
     re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'"),
     re.compile(r"(?P<message>terminate called (?:without an active exception|recursively))"),
-    re.compile(r"libc\+\+abi.* uncaught exception of type (?P<type>\S+?)(?:: (?P<message>.*))?$"),
     re.compile(
         r"thread '.{0,80}' (?:\(\d+\) )?(?P<type>panicked) at (?:'(?P<message>.*)', )?"
         r"(?P<file>[^\s:']+):(?P<line>\d+):\d+:?$"
@@ -143,18 +142,13 @@ class _Exception:
         """Add a frame."""
         self.frames.append(_frame(found))
         self.base = max(_indent(found[0]) - 2, 0)
-        if len(self.frames) > MOST_FRAMES:
-            del self.frames[MOST_FRAMES // 2]
+        del self.frames[MOST_FRAMES // 2 : -MOST_FRAMES // 2]
 
     def add_code(self, text: str) -> None:
         """Give the last frame its line of code: the first one, or in a box the one with a mark."""
         code = _BOX_CODE.sub(r"\g<code>", text) if self.boxed else text
         if self.frames and not self.frames[-1].source and (code != text or not self.boxed):
             self.frames[-1] = replace(self.frames[-1], source=code.strip(_BOX_SIDES))
-
-    def is_code(self, text: str) -> bool:
-        """Whether a line belongs to the last frame. A log that has lost its indents has the code next."""
-        return _indent(text) > self.base or bool(self.frames and not self.frames[-1].source)
 
     def name(self, header: re.Match[str], number: int, record: bool) -> _Exception:
         """Read its header."""
@@ -273,7 +267,8 @@ class Reader:
             self._block = None
             self._hold(block.name(head, number, record))
             return Part.HEADER
-        if own and (in_box or block.is_code(text)):
+        lacks_code = block.frames and not block.frames[-1].source  # next, if the log has lost its indents
+        if own and (in_box or lacks_code or _indent(text) > block.base):
             block.add_code(text.strip(_BOX_SIDES))
             return Part.FRAME
         block.foreign -= 1

@@ -1,7 +1,7 @@
 """What a line says by its own text: at most one class, from the table in classes.toml. Pure.
 
-The first class that fits is taken. Each pattern stands in the table next to lines that it matches and lines that
-it must not match. A class without a kind is for lines that look like events and are none: source code, headings.
+The first class that fits is taken. Each pattern stands in the table next to lines that it matches and lines
+that it must not match. A class without a kind is for lines that look like events and are none: source code, headings.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def table() -> Table:
     """The table of classes.toml."""
     data = tomllib.loads(files(__package__).joinpath("classes.toml").read_text(encoding="utf-8"))
     exceptions = tuple(_class(each) for each in data["exceptions"])
-    return Table(tuple(map(_class, data["class"])), _class({"name": "denials", **data["denials"]}), exceptions)
+    return Table(
+        tuple(map(_class, data["class"])), _class({"name": "denials", **data["denials"]}), exceptions
+    )
 
 
 def _class(row: dict[str, Any]) -> Class:
@@ -85,11 +87,14 @@ def _class(row: dict[str, Any]) -> Class:
 
     kind = Kind(row["kind"]) if "kind" in row else None
     examples = tuple(row.get("matches", ())), tuple(row.get("not", ()))
-    return Class(row["name"], kind, patterns("patterns"), patterns("unless"), *examples, loud=row.get("loud", True))
+    return Class(
+        row["name"], kind, patterns("patterns"), patterns("unless"), *examples, loud=row.get("loud", True)
+    )
 
 
 _FATAL: Final = re.compile(
-    r"^(?:\[[\w. -]{1,30}\] ?){0,3}[\w./@ :-]{0,40}?\[?(?:FATAL\b|CRITICAL\b|(?<![Nn]on-)[Ff]atal error\b|Fatal:|[Ff]atal:)"
+    r"^(?:\[[\w. -]{1,30}\] ?){0,3}[\w./@ :-]{0,40}?"
+    r"\[?(?:FATAL\b|CRITICAL\b|(?<![Nn]on-)[Ff]atal error\b|[Ff]atal:)"
 )
 
 
@@ -98,7 +103,9 @@ def classify(text: str) -> Found | None:
     text = without_denials(text[:LONGEST])
     for each in table().classes:
         if (found := each.search(text)) is not None:
-            code = _code_of(found) if each.kind is not Kind.KILLED else _code_of(found) or _signal_in(found[0])
+            code = (
+                _code_of(found) if each.kind is not Kind.KILLED else _code_of(found) or _signal_in(found[0])
+            )
             return Found(each.name, each.kind, code, _FATAL.match(text) is not None, each.loud)
     return None
 
@@ -144,7 +151,7 @@ def _signal_in(text: str) -> int | None:
 
 
 def normal_code(code: int) -> int:
-    """A code as Python gives it: negative for a signal, which shells and Windows write in other ways."""
+    """A code as Python gives it, negative for a signal: shells and Windows write others."""
     if code < -255:
         return code + 2**32
     return _SHELL_SIGNAL - code if _SHELL_SIGNAL < code < _SHELL_SIGNAL + 65 else code

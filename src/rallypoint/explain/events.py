@@ -1,4 +1,4 @@
-"""The events of a job's logs, in order: what happened, to which process, and what the line says about it. Pure.
+"""The events of a job's logs, in order: what happened, to which process, and in which words. Pure.
 
 `scan` makes them from lines, `reported` from structured reports, and `verdict` asks questions of the list.
 """
@@ -98,7 +98,7 @@ class Raised:
     earlier: Raised | None = None
     """The exception that it follows in a chain."""
     handling: bool = False
-    """Whether it was raised while the earlier one was handled; otherwise the earlier one is its stated cause."""
+    """Whether it was raised while the earlier one was handled; otherwise that is its stated cause."""
     native: bool = False
     caught: bool = False
     """Whether the log says that the program caught it and went on."""
@@ -266,7 +266,9 @@ class History:
 
     def begins_after(self, event: Event) -> bool:
         """Whether something begins after an event."""
-        return any(each.kind is Kind.BEGIN and each.line > event.line for each in self._work.get(event.log, []))
+        return any(
+            each.kind is Kind.BEGIN and each.line > event.line for each in self._work.get(event.log, [])
+        )
 
     def last_work(self, log: int | None = None, *, settled: bool = False) -> Event | None:
         """The last line that shows work: of one log, or of any.
@@ -287,7 +289,10 @@ class History:
         return [
             each
             for each in self.events
-            if each.kind in kinds and each.log == event.log and each.run == event.run and each.line < event.line
+            if each.kind in kinds
+            and each.log == event.log
+            and each.run == event.run
+            and each.line < event.line
         ]
 
 
@@ -301,7 +306,7 @@ _COUNTERS: Final = re.compile(
 
 
 def step_of(text: str) -> str:
-    """What tells a step from others: the counters of a bar, which may be drawn twice, otherwise the whole line."""
+    """What tells a step from others: a bar's counters, since it may be drawn twice; else the whole line."""
     counters = (found[1] or found[2] for found in _COUNTERS.finditer(text)) if "%|" in text else ()
     return " ".join(counters) or text
 

@@ -27,10 +27,9 @@ else:
 LONGEST_TEXT: Final = 4096
 _MOST_PREFIXES: Final = 8
 _MOST_NAMES: Final = 100_000
-_HOUR: Final = 3600
-_DAY: Final = 24 * _HOUR
-_SOME_YEAR: Final = 2000
-"""The year of a log that names none. It is a leap year."""
+_DAY: Final = 86_400
+_SOME_DAY: Final = timegm((2000, 7, 1, 0, 0, 0))
+"""The day of a log that names none, in a leap year."""
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _LEVELS: Final = {
     **dict.fromkeys(("D", "V", "DEBUG", "TRACE"), "debug"),
@@ -75,20 +74,16 @@ class Line:
     """Whether one of torch's Python loggers wrote it: an exception there was caught."""
 
 
-# The tables ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """One kind of prefix; `prefixes.toml` says what each field means."""
 
     pattern: re.Pattern[str]
-    record: bool = False
-    marked: bool = False
-    logged: bool = False
-    weak: bool = False
-    follows: re.Pattern[str] | None = None
+    follows: re.Pattern[str] | None
     """What can only follow a prefix, if this one must be learnt."""
+    record: bool
+    marked: bool
+    logged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +102,21 @@ class Severity:
 @cache
 def table() -> dict[str, Any]:
     """The contents of prefixes.toml."""
-    contents: dict[str, Any] = tomllib.loads(
-        Path(__file__).with_name("prefixes.toml").read_text(encoding="utf-8")
-    )
+    contents: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prefixes.toml").read_text("utf-8"))
     return contents
 
 
 @cache
 def prefixes() -> tuple[Prefix, ...]:
     """All kinds of prefixes, in the order in which they are tried."""
-    return tuple(_prefix(each) for each in table()["prefix"])
+    return tuple(
+        Prefix(
+            _compile(each["pattern"]),
+            _compile(each["follows"]) if "follows" in each else None,
+            **{name: each.get(name, False) for name in ("record", "marked", "logged")},
+        )
+        for each in table()["prefix"]
+    )
 
 
 @cache
@@ -128,22 +128,6 @@ def severities() -> tuple[Severity, ...]:
     )
 
 
-@cache
-def _candidates(bracket: bool) -> tuple[Prefix, ...]:
-    """The prefixes of lines that begin with a bracket, or of all others; their examples show which."""
-    return tuple(
-        prefix
-        for prefix, entry in zip(prefixes(), table()["prefix"], strict=True)
-        if any(line.startswith("[") == bracket for line, _ in entry["examples"])
-    )
-
-
-def _prefix(entry: dict[str, Any]) -> Prefix:
-    flags = {name: entry.get(name, False) for name in ("record", "marked", "logged", "weak")}
-    follows = re.compile(entry["follows"]) if "follows" in entry else None
-    return Prefix(_compile(entry["pattern"]), follows=follows, **flags)
-
-
 def _compile(pattern: str) -> re.Pattern[str]:
     pattern = _CONTINUED.sub("", pattern)
     for name, piece in reversed(table()["pieces"].items()):  # a piece may have those before it
@@ -151,44 +135,44 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-# One log ---------------------------------------------------------------------------------------------------
-
-
 class Prefixes:
-    """Splits the lines of one log. `near` is a time close to the log's own: it tells the year."""
+    """Splits the lines of one log."""
 
-    def __init__(self, near: float | None = None) -> None:
+    def __init__(self) -> None:
         self._names: set[str] = set()
-        self._clock = _Clock(near)
+        self._last: float = _SOME_DAY
 
     def split(self, text: str) -> Line:
         """A line, without its prefixes."""
         bar = _BAR.match(text) if "%|" in text else None
         rest = text[bar.end() :] if bar else text
         rest = _REPEATED.sub("", rest) if "[repeated " in rest else rest
-        told = _Told()
-        for _ in range(_MOST_PREFIXES):
-            found = self._find(rest, learnt=not told.record)
-            if found is None:
-                break
-            prefix, match = found
-            told.add(prefix, match)
-            rest = rest[match.end() :]
-        return self._line(rest, told)
+        found: list[tuple[Prefix, dict[str, str]]] = []
+        while len(found) < _MOST_PREFIXES and (
+            match := self._find(rest, learnt=not any(prefix.record for prefix, _ in found))
+        ):
+            found.append((match[0], _groups(match[1])))
+            rest = rest[match[1].end() :]
+        return self._line(rest, found)
 
-    def _line(self, text: str, told: _Told) -> Line:
+    def _line(self, text: str, found: list[tuple[Prefix, dict[str, str]]]) -> Line:
+        told = {name: each for _, groups in reversed(found) for name, each in groups.items()}
+        dated = next((groups for _, groups in found if "clock" in groups), None)
+        level = ""
+        for prefix, groups in found:  # whoever passes on what a rank wrote does not know how serious it is
+            level = "" if prefix.marked else _LEVELS.get(groups.get("level", "").upper(), level)
         return Line(
             text,
-            told.process,
-            self._clock.read(told.time) if told.time else None,
-            _level(text) or told.level,
-            told.record,
-            told.marked,
-            told.logged,
+            _process(told),
+            self._time(dated) if dated else None,
+            next((said for each in severities() if (said := each.level_of(text))), level),
+            any(prefix.record for prefix, _ in found),
+            any(prefix.marked for prefix, _ in found),
+            any(prefix.logged for prefix, _ in found),
         )
 
-    def _find(self, text: str, *, learnt: bool = False) -> tuple[Prefix, re.Match[str]] | None:
-        for prefix in _candidates(text.startswith("[")):
+    def _find(self, text: str, *, learnt: bool) -> tuple[Prefix, re.Match[str]] | None:
+        for prefix in prefixes():
             match = prefix.pattern.match(text) if learnt or prefix.follows is None else None
             if match is not None and (prefix.follows is None or self._knows(prefix.follows, match)):
                 return prefix, match
@@ -197,98 +181,43 @@ class Prefixes:
     def _knows(self, follows: re.Pattern[str], match: re.Match[str]) -> bool:
         if match[0] not in self._names and len(self._names) < _MOST_NAMES:
             rest = match.string[match.end() :]
-            if follows.match(rest) or self._find(rest):
+            if follows.match(rest) or self._find(rest, learnt=False):
                 self._names.add(match[0])
         return match[0] in self._names
 
-
-class _Told:
-    """What the prefixes of one line tell, from the outermost on."""
-
-    def __init__(self) -> None:
-        self.time: dict[str, str] = {}
-        self.level = ""
-        self.record = self.marked = self.logged = False
-        self._names: dict[str, str] = {}
-        self._own_rank = False
-
-    def add(self, prefix: Prefix, match: re.Match[str]) -> None:
-        groups = {name.rstrip("0123456789"): text for name, text in match.groupdict().items() if text}
-        if "clock" in groups and not self.time:
-            self.time = groups
-        # Whoever passes on what a rank wrote does not know how serious it is.
-        self.level = "" if prefix.marked else _LEVELS.get(groups.get("level", "").upper(), self.level)
-        self.record |= prefix.record
-        self.marked |= prefix.marked
-        self.logged |= prefix.logged
-        self._add_names(groups, own_rank=not prefix.weak)
-
-    def _add_names(self, groups: dict[str, str], *, own_rank: bool) -> None:
-        if "rank" in groups and own_rank and not self._own_rank:
-            self._own_rank = True
-            self._names.pop("rank", None)
-        for name in ("rank", "local", "host", "pid"):
-            if name in groups:
-                self._names.setdefault(name, groups[name])
-
-    @property
-    def process(self) -> Process:
-        if not self._names:
-            return NOBODY
-        rank, local, pid = (self._number(name) for name in ("rank", "local", "pid"))
-        return Process(rank, local if rank is None else None, self._names.get("host"), pid)
-
-    def _number(self, name: str) -> int | None:
-        return int(self._names[name]) if name in self._names else None
-
-
-def _level(text: str) -> str:
-    """The level that the words of a line tell."""
-    return next((level for each in severities() if (level := each.level_of(text))), "")
-
-
-class _Clock:
-    """Reads times. What they leave out is chosen so that the times of a log do not jump."""
-
-    def __init__(self, near: float | None) -> None:
-        self._near = timegm((_SOME_YEAR, 7, 1, 0, 0, 0)) if near is None else near
-        """The last time with a date."""
-        self._last: float | None = None
-
-    def read(self, parts: dict[str, str]) -> float:
+    def _time(self, parts: dict[str, str]) -> float:
+        """What a time leaves out, its day or its year, is chosen so that the times of a log do not jump."""
         hours, minutes, seconds = parts["clock"].replace(",", ".").split(":")
-        clock = int(hours) * _HOUR + int(minutes) * 60 + float(seconds) - _zone(parts.get("zone", ""))
-        if "day" in parts:
-            self._last = self._near = self._date(parts) + clock
-        else:
-            self._last = self._on_some_day(clock)
+        clock = int(hours) * 3600 + int(minutes) * 60 + float(seconds) - _zone(parts.get("zone", ""))
+        last = self._last
+        self._last = min((day + clock for day in _days(parts, last)), key=lambda time: abs(time - last))
         return self._last
 
-    def _date(self, parts: dict[str, str]) -> float:
-        month = parts["month"]
-        number = int(month) if month.isdigit() else _MONTHS.index(month) + 1
-        year = int(parts.get("year", 0))
-        near = 1970 + int(self._near // (365.2425 * _DAY))
-        years = (year,) if year else range(near - 1, near + 2)
-        dates = [timegm((each, number, int(parts["day"]), 0, 0, 0)) for each in years]
-        return min(dates, key=lambda date: abs(date - self._near))
 
-    def _on_some_day(self, clock: float) -> float:
-        """Midnight takes the clock back by nearly a day; lines of two processes may be mixed there."""
-        if self._last is None:
-            return clock
-        late = clock - self._last % _DAY
-        if late < -12 * _HOUR:
-            late += _DAY
-        elif late > 23 * _HOUR:
-            late -= _DAY
-        return self._last + late
+def _days(parts: dict[str, str], last: float) -> list[float]:
+    """When the days begin that a time may mean, given the time before it."""
+    if "day" not in parts:
+        today = last // _DAY * _DAY
+        return [today - _DAY, today, today + _DAY]
+    month = int(parts["month"]) if parts["month"].isdigit() else _MONTHS.index(parts["month"]) + 1
+    year = 1970 + int(last // (365.2425 * _DAY))
+    years = [int(parts["year"])] if "year" in parts else [year - 1, year, year + 1]
+    return [timegm((each, month, int(parts["day"]), 0, 0, 0)) for each in years]
 
 
 def _zone(text: str) -> int:
     """Seconds that a zone is ahead of UTC."""
     digits = text[1:].replace(":", "")
-    if not digits:
-        return 0
-    ahead = int(digits[:2]) * _HOUR + int(digits[2:4]) * 60
-    return -ahead if text[0] == "-" else ahead
+    ahead = int(digits[:2]) * 3600 + int(digits[2:]) * 60 if digits else 0
+    return -ahead if text[:1] == "-" else ahead
+
+
+def _groups(match: re.Match[str]) -> dict[str, str]:
+    return {name.rstrip("0123456789"): text for name, text in match.groupdict().items() if text}
+
+
+def _process(told: dict[str, str]) -> Process:
+    """Who wrote a line. The rank that a process gives itself is better than its launcher's number for it."""
+    numbers = {name: int(told[name]) for name in ("rank", "task", "local", "pid") if name in told}
+    rank = numbers.get("rank", numbers.get("task"))
+    return Process(rank, numbers.get("local") if rank is None else None, told.get("host"), numbers.get("pid"))

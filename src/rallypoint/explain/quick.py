@@ -1,9 +1,9 @@
 """The quick way through a large log: which lines can match a pattern at all. Pure.
 
 Every match of most regular expressions contains some fixed text, which is much faster to search for. Lines of
-a training log differ in their numbers and in little else, so lines and texts are compared in a reduced form:
-lower case, without digits, blanks and signs. Each form is searched once; a block whose forms are all known
-costs a translation, a split and a set. Where a pattern asks for numbers, no line with its text is dropped.
+a training log differ in little but their numbers, so lines and texts are compared in a reduced form: lower
+case, without digits, blanks and signs. Each form is searched once. Where a pattern asks for numbers, no line
+with its text is dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from typing import Any, Final
 
 # The parser of the standard library's `re`. It has no public name since 3.11, but nothing else tells what a
@@ -34,17 +35,13 @@ ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07
 _SHORTEST: Final = 3
 """Shorter texts are in too many lines to be of use."""
 _MOST_FORMS: Final = 100_000
-_LONGEST_FORM: Final = 1024
 _LOWER: Final = bytes(range(256)).lower()
 _VARIABLE: Final = b"0123456789 .+-"
 """Bytes that the reduced form leaves out."""
 _ID: Final = re.compile(rb"[a-f]{5,}")
 """What is left of an id in hexadecimal digits."""
-_NUMBER: Final = re.compile(r"\d|\\d")
-_QUANTIFIER: Final = re.compile(r"\{\d*,?\d*\}")
-_REPEATS: Final = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
-
-# The fixed texts of a pattern ------------------------------------------------------------------------------
+_NUMBER: Final = re.compile(r"(?:\d|\\d)(?![^{]*\})")
+"""In a pattern: a number that is no quantifier."""
 
 
 @cache
@@ -53,58 +50,35 @@ def fixed_texts(pattern: re.Pattern[str]) -> frozenset[bytes] | None:
     return _of_sequence(_parser.parse(pattern.pattern, pattern.flags)) or None
 
 
-def reduce(text: bytes) -> bytes:
-    """The form in which lines and texts are compared."""
+def _reduce(text: bytes) -> bytes:
     return text.translate(_LOWER, _VARIABLE)
 
 
 def _of_sequence(items: Any) -> frozenset[bytes]:
-    """Of all choices the one whose shortest text is longest: long texts are rare."""
-    choices = (choice for choice in _choices(items) if choice)
-    return max(choices, key=lambda choice: min(len(reduce(text)) for text in choice), default=frozenset())
+    """Of all parts the texts of the one whose shortest text is longest: long texts are rare."""
+    parts = (part for is_fixed, run in groupby(items, _is_fixed) for part in _parts(is_fixed, run))
+    lengths = {part: min((len(_reduce(text)) for text in part), default=0) for part in parts}
+    best = max(lengths, key=lengths.__getitem__, default=frozenset[bytes]())
+    return best if lengths.get(best, 0) >= _SHORTEST else frozenset()
 
 
-def _choices(items: Any) -> Iterator[frozenset[bytes]]:
-    """For each part of a sequence texts one of which it contains; empty where it has none."""
-    run = ""
-    for code, value in items:
-        if str(code) == "LITERAL" and _is_same_in_lower_case(chr(value)):
-            run += chr(value)
-        else:
-            yield _usable(run)
-            yield _of_part(str(code), value)
-            run = ""
-    yield _usable(run)
+def _is_fixed(item: Any) -> bool:
+    """Whether it is a character that bytes show in lower case, as they have only that of ASCII."""
+    code, value = item
+    return str(code) == "LITERAL" and (value < 128 or chr(value).lower() == chr(value).upper())
 
 
-def _is_same_in_lower_case(character: str) -> bool:
-    """Bytes have only the lower case of ASCII."""
-    return character.isascii() or character.lower() == character.upper()
-
-
-def _usable(run: str) -> frozenset[bytes]:
-    text = run.encode(errors="replace").lower()
-    return frozenset([text] if len(reduce(text)) >= _SHORTEST else [])
-
-
-def _of_part(code: str, value: Any) -> frozenset[bytes]:
-    if code == "SUBPATTERN":
-        return _of_sequence(value[-1])
-    if code == "ATOMIC_GROUP":
-        return _of_sequence(value)
-    if code in _REPEATS and value[0] > 0:
-        return _of_sequence(value[2])
-    if code == "BRANCH":
-        branches = [_of_sequence(branch) for branch in value[1]]
-        return frozenset().union(*branches) if all(branches) else frozenset()
-    return frozenset()
-
-
-def _asks_for_numbers(pattern: re.Pattern[str]) -> bool:
-    return _NUMBER.search(_QUANTIFIER.sub("", pattern.pattern)) is not None
-
-
-# The sieve -------------------------------------------------------------------------------------------------
+def _parts(is_fixed: bool, run: Iterator[Any]) -> Iterator[frozenset[bytes]]:
+    """For each part of a pattern texts one of which it contains; empty where it has none."""
+    if is_fixed:
+        yield frozenset(["".join(chr(value) for _, value in run).encode(errors="replace").lower()])
+    for code, value in run:
+        name = str(code)
+        if name == "BRANCH":
+            branches = [_of_sequence(branch) for branch in value[1]]
+            yield frozenset().union(*branches) if all(branches) else frozenset()
+        elif name in ("SUBPATTERN", "ATOMIC_GROUP") or (name.endswith("_REPEAT") and value[0] > 0):
+            yield _of_sequence(value if name == "ATOMIC_GROUP" else value[-1])
 
 
 class Sieve:
@@ -112,123 +86,85 @@ class Sieve:
 
     def __init__(self, patterns: Iterable[re.Pattern[str]]) -> None:
         self._any, self._numbered = _texts_of(frozenset(patterns))
-        self._dull: set[bytes] = set()
-        """Forms without any text, and those that were tried in vain."""
-        self._tries: Counter[bytes] = Counter()
-        self._kept: set[bytes] = set()
+        self._dull: set[int] = set()
+        """Hashes of forms without any text, and of those that were tried in vain."""
+        self._tries: Counter[int] = Counter()
 
     def wanted(self, block: bytes) -> list[int]:
         """The numbers, from 0, of the lines of a block that may match."""
         forms = _forms(block)
-        new = set(forms) - self._dull
-        hits = {form for form in self._with_a_text(new) if self._is_worth_it(form)} if new else set()
-        self._remember_dull(new - hits)
+        new = {form for form in set(forms) if hash(form) not in self._dull}
+        hits = {
+            form
+            for form in new
+            if self._any.search(form) and (self._tries[_kind(form)] < TRIES or self._numbered.search(form))
+        }
+        if max(len(self._dull), len(self._tries)) > _MOST_FORMS:
+            self._dull.clear()
+            self._tries.clear()
+        self._dull.update(map(hash, new - hits))
         found = [number for number, form in enumerate(forms) if form in hits] if hits else []
-        self._tries.update(
-            _kind(form) for form in map(forms.__getitem__, found) if len(form) <= _LONGEST_FORM
-        )
+        self._tries.update(_kind(forms[number]) for number in found)
         return found
 
     def keep(self, raw: bytes) -> None:
         """A line matched: never drop one of its form."""
         form = _forms(raw)[0]
-        self._kept.add(_kind(form))
-        self._dull.discard(form)
+        self._tries[_kind(form)] = -sys.maxsize
+        self._dull.discard(hash(form))
 
     def parts(self, raw: bytes) -> list[bytes]:
         """What a progress bar wrote over the same line: the parts that may match, and the last."""
         shown = raw.rstrip(b"\r").split(b"\r")
-        if len(shown) == 1:
-            return shown
-        return [shown[at] for at in sorted({*self.wanted(b"\n".join(shown)), len(shown) - 1})]
-
-    def _with_a_text(self, forms: set[bytes]) -> set[bytes]:
-        # What follows the first text of a line is skipped, so there is one match in a line.
-        joined = b"\n".join(forms)
-        return {
-            joined[joined.rfind(b"\n", 0, found.start()) + 1 : found.end()]
-            for found in self._any.finditer(joined)
-        }
-
-    def _is_worth_it(self, form: bytes) -> bool:
-        kind = _kind(form)
-        return self._tries[kind] < TRIES or kind in self._kept or self._numbered.search(form) is not None
-
-    def _remember_dull(self, forms: set[bytes]) -> None:
-        if max(map(len, (self._dull, self._tries, self._kept))) > _MOST_FORMS:
-            for known in (self._dull, self._tries, self._kept):
-                known.clear()
-        self._dull.update(form for form in forms if len(form) <= _LONGEST_FORM)
+        matter = self.wanted(b"\n".join(shown[:-1])) if shown[:-1] else []
+        return [*(shown[number] for number in matter), shown[-1]]
 
 
 @cache
 def _texts_of(patterns: frozenset[re.Pattern[str]]) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     """Patterns for the fixed texts of all patterns, and of those that ask for numbers."""
-    texts: dict[bool, set[bytes]] = {False: set(), True: set()}
+    texts: set[bytes] = set()
+    numbered: set[bytes] = set()
     for pattern in patterns:
         fixed = fixed_texts(pattern)
         if fixed is None:
             raise ValueError(f"no text is in every match of {pattern.pattern!r}")
-        texts[_asks_for_numbers(pattern)].update(map(reduce, fixed))
-    return _any_of(texts[False] | texts[True]), _any_of(texts[True])
+        (numbered if _NUMBER.search(pattern.pattern) else texts).update(map(_reduce, fixed))
+    return re.compile(_tree(sorted(texts | numbered))), re.compile(_tree(sorted(numbered)))
 
 
 def _forms(block: bytes) -> list[bytes]:
-    """The reduced form of each line."""
-    plain = ESCAPE.sub(b"", block) if b"\x1b" in block else block
-    forms = plain.translate(_LOWER, _VARIABLE).split(b"\n")
-    if b"\r" in plain:
-        forms = [_without_repeats(form) if b"\r" in form else form for form in forms]
-    return [form[:LONGEST_LINE] for form in forms] if len(plain) > LONGEST_LINE else forms
+    """The reduced form of each line. Of a bar's parts, those that differ in numbers count once."""
+    forms = _reduce(ESCAPE.sub(b"", block) if b"\x1b" in block else block).split(b"\n")
+    if b"\r" in block:
+        forms = [b"\r".join(dict.fromkeys(form.strip(b"\r").split(b"\r"))) for form in forms]
+    return [form[:LONGEST_LINE] for form in forms] if len(block) > LONGEST_LINE else forms
 
 
-def _without_repeats(form: bytes) -> bytes:
-    """A progress bar writes thousands of parts into one line; those that differ in numbers count once."""
-    return b"\r".join(dict.fromkeys(form.strip(b"\r").split(b"\r")))
-
-
-def _kind(form: bytes) -> bytes:
-    return _ID.sub(b"", form)
-
-
-def _any_of(texts: Iterable[bytes]) -> re.Pattern[bytes]:
-    """A pattern for any of some texts and the rest of the line."""
-    branches = _tree(sorted(texts))
-    return re.compile((branches or b"(?!)") + b"[^\n]*")
+def _kind(form: bytes) -> int:
+    return hash(_ID.sub(b"", form))
 
 
 def _tree(texts: list[bytes]) -> bytes:
-    """Texts with a common beginning share it, so that no character is tried for each of them."""
-    if not texts or b"" in texts:
+    """A pattern for some texts. Those with a common beginning share it, so no character is tried for each."""
+    if b"" in texts:
         return b""
     ends: dict[bytes, list[bytes]] = {}
     for text in texts:
         ends.setdefault(text[:1], []).append(text[1:])
-    branches = [re.escape(head) + _tree(rest) for head, rest in ends.items()]
+    branches = [re.escape(head) + _tree(rest) for head, rest in ends.items()] or [b"(?!)"]
     return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Whole lines, many at a time. A line that does not end is cut; a progress bar's where it returns."""
-    rest, skipping = b"", False
-    for piece in _pieces(chunks):
-        data = rest + piece
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r") if len(data) > BLOCK_BYTES else -1) + 1
-        if skipping:
-            head = data.find(b"\n")
-            data, cut = (data[head:], cut - head) if head >= 0 else (b"", 0)
-            skipping = head < 0
-        if cut:
-            yield data[:cut]
-        rest = data[cut:]
-        if len(rest) > BLOCK_BYTES:
-            yield rest[:LONGEST_LINE]
-            rest, skipping = b"", True
-    if rest:
-        yield rest
-
-
-def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
     for chunk in chunks:
         for begin in range(0, len(chunk), BLOCK_BYTES):
-            yield chunk[begin : begin + BLOCK_BYTES]
+            data = rest + chunk[begin : begin + BLOCK_BYTES]
+            cut = max(data.rfind(b"\n"), data.rfind(b"\r") if len(data) > BLOCK_BYTES else -1) + 1
+            if cut:
+                yield data[:cut]
+            rest = data[cut:] if len(data) - cut <= BLOCK_BYTES else data[cut:][:LONGEST_LINE]
+    if rest:
+        yield rest

@@ -1,7 +1,7 @@
 """From the lines of logs to events. Pure: the bytes come in as chunks.
 
-Most lines of a large log are steps, and steps matter only around a failure and at the end. So `quick` names the
-lines that may speak of a failure, and only around these, and at the end of the log, every line is read.
+Most lines of a large log are steps, and steps matter only around a failure and at the end. So `quick` names
+the lines that may speak of a failure, and only around these, and at the end of the log, every line is read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _CAUGHT: Final = re.compile(
 _IGNORED: Final = re.compile(
     r"^Exception ignored|^--- Logging error|_call_connection_lost\b|\b(?:retryable|retries left|will retry|retrying)\b"
 )
-_ASIDE: Final = re.compile(r"(?:\W*ERROR\W+)?(?:Exception in (?:thread|callback)|Task exception was never|Error in atexit)")
+_ASIDE: Final = re.compile(
+    r"(?:\W*ERROR\W+)?(?:Exception in (?:thread|callback)|Task exception was never|Error in atexit)"
+)
 
 
 _STARTS: Final = tuple(
@@ -208,7 +210,11 @@ class _LogReader:
             if (text := self._split(_shown(raw)).text).strip()
         ]
         self._log.tail = tuple(tail[-_KEPT_TAIL:])
-        if self._log.tail and (found := classify(self._log.tail[-1][1])) is not None and found.kind is not None:
+        if (
+            self._log.tail
+            and (found := classify(self._log.tail[-1][1])) is not None
+            and found.kind is not None
+        ):
             self._log.last_line = Event(found.kind, self._index, *self._log.tail[-1])
 
     # Lines -------------------------------------------------------------------------------------------------
@@ -292,7 +298,9 @@ class _LogReader:
         heading = heading or _Heading(raised.line, Line("", writer), "")
         line, before = heading.line, heading.before
         mild = line.level in ("debug", "info", "warning")
-        caught = bool(_CAUGHT.search(line.text) or _IGNORED.search(before) or (mild and _CAUGHT.search(before)))
+        caught = bool(
+            _CAUGHT.search(line.text) or _IGNORED.search(before) or (mild and _CAUGHT.search(before))
+        )
         raised = replace(raised, caught=raised.caught or caught, aside=_ASIDE.match(before) is not None)
         own = [each.line for each in self.events if each.line > raised.line and each.kind in _OWN_LINES]
         raised = replace(raised, more=raised.more[: min(own) - raised.line - 1]) if own else raised
@@ -377,7 +385,11 @@ class _LogReader:
                 self._watch = _AFTER
             self._forms[event.kind, form := _DIGITS.sub("", event.text)] += 1
             if self._forms[event.kind, form] > _MOST_ALIKE:
-                same = [each for each in self.events if each.kind is event.kind and _DIGITS.sub("", each.text) == form]
+                same = [
+                    each
+                    for each in self.events
+                    if each.kind is event.kind and _DIGITS.sub("", each.text) == form
+                ]
                 same[-1].count += 1
                 same[-1].line = event.line
                 return
@@ -410,7 +422,9 @@ class _LogReader:
         self._watch += 1
         if found is None:
             self._beat(line, number)
-        elif (found.kind is Kind.TOLD and self._failed_at < number) or (found.kind not in (*FAILURES, Kind.RESTART) and found.kind is not None):
+        elif (found.kind is Kind.TOLD and self._failed_at < number) or (
+            found.kind not in (*FAILURES, Kind.RESTART) and found.kind is not None
+        ):
             event = Event(found.kind, self._index, number, line.text, self._writer(line), line.time)
             self._add(event)
         self._watch -= 1

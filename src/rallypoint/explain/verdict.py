@@ -114,7 +114,9 @@ def _was_caught(event: Event, history: History) -> bool:
 def _was_restarted(event: Event, history: History) -> bool:
     """A later attempt, or a later run, is at work, and has no failure of its own."""
     place = (event.run, event.attempt)
-    later = [each for each in history.failures if (each.run, each.attempt) > place and each.level not in _MILD]
+    later = [
+        each for each in history.failures if (each.run, each.attempt) > place and each.level not in _MILD
+    ]
     return not later and any((each.run, each.attempt) > place and each.is_work for each in history.events)
 
 
@@ -142,7 +144,10 @@ def _was_survived(event: Event, history: History) -> bool:
 
 def _is_process_lost(event: Event, history: History) -> bool:
     """Whether a process is reported gone after a failure."""
-    return any(each.kind in _PROCESS_GONE and each.line > event.line and each.log == event.log for each in history.failures)
+    return any(
+        each.kind in _PROCESS_GONE and each.line > event.line and each.log == event.log
+        for each in history.failures
+    )
 
 
 def _was_aside(event: Event, history: History) -> bool:
@@ -276,7 +281,15 @@ def tier(event: Event) -> int:
 
 
 _LOOKUPS: Final = frozenset(
-    ("KeyError", "AttributeError", "IndexError", "ImportError", "ModuleNotFoundError", "StopIteration", "LookupError")
+    (
+        "KeyError",
+        "AttributeError",
+        "IndexError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "StopIteration",
+        "LookupError",
+    )
 )
 """Programs look something up, and raise an exception of their own if it is not there."""
 
@@ -334,7 +347,11 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     named = [each for each in events if each.first and tier(each) != ASKED]
     if not named or named[0].raised is not None:
         return best
-    own = [each for each in events if each not in named and any(_is_same(each.process, one.process) for one in named)]
+    own = [
+        each
+        for each in events
+        if each not in named and any(_is_same(each.process, one.process) for one in named)
+    ]
     own = [each for each in own if tier(each) <= LINE and _explains(each, named)]
     if own:
         return min(own, key=lambda each: _order(each, events))
@@ -342,19 +359,32 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     if best.role == "consequence" and (_is_other(best.process, first.process) or first.code not in (1, -6)):
         return first
     known = best.role == "cause" and not best.process
-    return first if all(each.kind is Kind.KILLED and tier(each) == KILL for each in named) and not known else best
+    return (
+        first
+        if all(each.kind is Kind.KILLED and tier(each) == KILL for each in named) and not known
+        else best
+    )
 
 
 def _explains(event: Event, named: Sequence[Event]) -> bool:
     """Whether a failure can be why its process ended as the launcher says: Python exits with 1, or aborts."""
     codes = {each.code for each in named}
-    return event.kind is not Kind.EXCEPTION or event.raised is None or event.raised.native or bool(codes & {1, -6, None})
+    return (
+        event.kind is not Kind.EXCEPTION
+        or event.raised is None
+        or event.raised.native
+        or bool(codes & {1, -6, None})
+    )
 
 
 def _is_same(one: Process, other: Process) -> bool:
     """Whether two writers are the same process; on one machine, the local rank is the rank."""
     mine, others = (each.rank if each.rank is not None else each.local for each in (one, other))
-    return mine is not None and mine == others and (one.host is None or other.host is None or one.host == other.host)
+    return (
+        mine is not None
+        and mine == others
+        and (one.host is None or other.host is None or one.host == other.host)
+    )
 
 
 def _is_other(one: Process, other: Process) -> bool:
@@ -422,7 +452,7 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
     earlier = [each for each in history.failures if each.attempt < chosen.attempt and each not in aside]
     return replace(
         common,
-        verdict=_verdict(chosen, fatal, history),
+        verdict=_verdict(chosen, history),
         consequences=tuple(rest[:_MOST]),
         earlier=tuple(first for _, first in sorted(_by_attempt(earlier).items())),
     )
@@ -450,7 +480,7 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
     return (telling or firsts)[-1]
 
 
-def _verdict(event: Event, fatal: Sequence[Event], history: History) -> Verdict:
+def _verdict(event: Event, history: History) -> Verdict:
     root = root_of(event.raised) if event.raised is not None else None
     level = tier(event)
     certainty = KNOWN if event.role in ("cause", "ending") else UNKNOWN
@@ -466,7 +496,11 @@ def _said_by_library(event: Event, history: History) -> Event | None:
         return near[-1] if near else None
     if event.raised is None or class_of(root_of(event.raised)) == "follower":
         return None
-    said = [each for each in history.failures if each.kind is Kind.LIBRARY and each.log == event.log and each.run == event.run]
+    said = [
+        each
+        for each in history.failures
+        if each.kind is Kind.LIBRARY and each.log == event.log and each.run == event.run
+    ]
     return next((each for each in said if _is_about(event, each)), None)
 
 
@@ -495,11 +529,14 @@ def _stop(history: History) -> Event | None:
         worked = history.last_work(index, settled=True)
         if last is not None and last.kind is Kind.BEGIN:
             return last
-        ends = [each for each in history.failures if each.log == index and not each.loud and each.level not in _MILD]
+        ends = [
+            each
+            for each in history.failures
+            if each.log == index and not each.loud and each.level not in _MILD
+        ]
         if ends and log.lines - ends[-1].line <= _AT_THE_END and not history.work_after(ends[-1]):
             return ends[-1]
         outlived = any(each.log == index and each.line >= log.tail[0][0] for each in history.failures)
         if worked is None or (worked.line < log.tail[0][0] and not outlived):
             return last or Event(Kind.BEGIN, index, *log.tail[-1])
     return None
-

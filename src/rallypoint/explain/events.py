@@ -10,10 +10,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from rallypoint.explain.knowledge import Entry
+from rallypoint.explain.knowledge import Match
 
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
@@ -54,6 +53,9 @@ class Kind(enum.Enum):
 FAILURES: Final = frozenset(
     (Kind.EXCEPTION, Kind.ERROR, Kind.LIBRARY, Kind.KILLED, Kind.ENDED, Kind.TOLD, Kind.STALL)
 )
+PROCESS_GONE: Final = (Kind.KILLED, Kind.ENDED)
+MILD: Final = ("debug", "info", "warning")
+"""Levels at which nothing ends a process."""
 WORK: Final = frozenset((Kind.STEP, Kind.ANSWER, Kind.READY, Kind.DONE, Kind.RESULT))
 
 
@@ -151,16 +153,22 @@ class Process:
     def __bool__(self) -> bool:
         return self != NOBODY
 
+    def may_be(self, other: Process) -> bool:
+        """Whether nothing speaks against it that both are the same process."""
+        mine, others = vars(self).values(), vars(other).values()
+        return all(a is None or b is None or a == b for a, b in zip(mine, others, strict=True))
+
+    def is_same(self, other: Process) -> bool:
+        """Whether both have the same rank; on one machine, the local rank is the rank."""
+        mine, others = (each.local if each.rank is None else each.rank for each in (self, other))
+        return (
+            mine is not None
+            and mine == others
+            and (None in (self.host, other.host) or self.host == other.host)
+        )
+
 
 NOBODY: Final = Process()
-
-
-@dataclass(frozen=True)
-class Match:
-    """An entry of the knowledge base that a text matches, and what its groups captured."""
-
-    entry: Entry
-    facts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -203,8 +211,13 @@ class Event:
         return self.kind in WORK
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Its run and attempt."""
+        return (self.run, self.attempt)
+
+    @property
     def role(self) -> str:
-        """cause, consequence, wrapper or notice by its entry; empty without one."""
+        """cause, ending, consequence, wrapper or notice by its entry; empty without one."""
         return self.match.entry.role if self.match is not None else ""
 
     @property
@@ -239,13 +252,18 @@ class History:
     """The events of all logs, with the questions that the rules ask."""
 
     def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
-        self.events = list(events)
-        self.logs = list(logs)
+        self.events = events
+        self.logs = logs
         self.failures = [each for each in events if each.is_failure]
         self._work: dict[int, list[Event]] = {}
         for each in events:
             if each.is_work or each.kind is Kind.BEGIN:
                 self._work.setdefault(each.log, []).append(each)
+
+    def before(self, event: Event) -> list[Event]:
+        """The events before another one, in its log and run."""
+        own = (each for each in self.events if each.log == event.log and each.run == event.run)
+        return [each for each in own if each.line < event.line]
 
     def work_before(self, event: Event) -> list[Event]:
         """The work that the log shows before an event, in its run."""
@@ -253,47 +271,29 @@ class History:
         end = bisect_left(work, event.line, key=_line_of)
         return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
 
-    def work_after(self, event: Event) -> list[Event]:
-        """The work of the event's process after it; a bar that is only drawn again is none."""
-        drawn = {step_of(each.text) for each in self.work_before(event)}
+    def work_after(self, event: Event, *, begins: bool = False) -> list[Event]:
+        """The work of the event's process after it, if asked also what begins.
+
+        A bar that is only drawn again is no work.
+        """
+        drawn = {step_of(each) for each in self.work_before(event) if each.kind is not Kind.ANSWER}
         work = self._work.get(event.log, [])
         begin = bisect_right(work, event.line, key=_line_of)
-        return [
-            each
-            for each in work[begin : begin + _ENOUGH]
-            if each.is_work and _may_be_same(each.process, event.process) and step_of(each.text) not in drawn
-        ]
+        own = (each for each in work[begin : begin + _ENOUGH] if each.process.may_be(event.process))
+        return [each for each in own if (begins or each.is_work) and step_of(each) not in drawn]
 
-    def begins_after(self, event: Event) -> bool:
-        """Whether something begins after an event."""
-        return any(
-            each.kind is Kind.BEGIN and each.line > event.line for each in self._work.get(event.log, [])
-        )
+    def last_work(self, log: int | None = None) -> Event | None:
+        """The last line that shows work, of one log or of any.
 
-    def last_work(self, log: int | None = None, *, settled: bool = False) -> Event | None:
-        """The last line that shows work: of one log, or of any.
-
-        Settled: a result right after the beginning of something is only the end of that.
+        A result right after the beginning of something is only the end of that.
         """
-        work: list[Event] = []
-        for index, found in self._work.items():
-            for before, each in zip([None, *found], found, strict=False):
-                ends = each.kind is Kind.RESULT and before is not None and before.kind is Kind.BEGIN
-                began = ends and before is not None and each.line - before.line <= _NEAR
-                if each.is_work and log in (None, index) and not (settled and began):
-                    work.append(each)
-        return max(work, key=lambda each: (each.log, each.line), default=None)
-
-    def before(self, event: Event, *kinds: Kind) -> list[Event]:
-        """The events of some kinds before another one, in its log and run."""
-        return [
-            each
-            for each in self.events
-            if each.kind in kinds
-            and each.log == event.log
-            and each.run == event.run
-            and each.line < event.line
-        ]
+        found = None
+        for index, work in self._work.items():
+            for before, each in zip([None, *work], work, strict=False):
+                ends = before is not None and before.kind is Kind.BEGIN and each.line - before.line <= _NEAR
+                if each.is_work and log in (None, index) and not (ends and each.kind is Kind.RESULT):
+                    found = each
+        return found
 
 
 _NEAR: Final = 2
@@ -305,21 +305,17 @@ _COUNTERS: Final = re.compile(
 )
 
 
-def step_of(text: str) -> str:
-    """What tells a step from others: a bar's counters, since it may be drawn twice; else the whole line."""
-    counters = (found[1] or found[2] for found in _COUNTERS.finditer(text)) if "%|" in text else ()
-    return " ".join(counters) or text
+def step_of(event: Event) -> str:
+    """What tells a step from others: a bar's counters, as it may be drawn twice; an answer's line."""
+    counters = (
+        (found[1] or found[2] for found in _COUNTERS.finditer(event.text)) if "%|" in event.text else ()
+    )
+    return str(event.line) if event.kind is Kind.ANSWER else " ".join(counters) or event.text
 
 
 def distinct_steps(work: Iterable[Event]) -> int:
     """How many different steps some lines show."""
-    return len({step_of(each.text) for each in work})
-
-
-def _may_be_same(one: Process, other: Process) -> bool:
-    """Whether two writers may be the same process, as far as their lines tell."""
-    pairs = ((one.rank, other.rank), (one.local, other.local), (one.host, other.host), (one.pid, other.pid))
-    return all(a is None or b is None or a == b for a, b in pairs)
+    return len(set(map(step_of, work)))
 
 
 def _line_of(event: Event) -> int:

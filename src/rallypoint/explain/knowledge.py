@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from rallypoint.explain.events import Match
 from rallypoint.explain.quick import fixed_texts
 
 if sys.version_info >= (3, 11):
@@ -55,6 +54,14 @@ class Entry:
     heard: frozenset[str] = _NOBODY
     unlike: tuple[str, ...] = ()
     """Lines that resemble it and mean something else."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """An entry that a text matches, and what its groups captured."""
+
+    entry: Entry
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Index(Generic[_Meaning]):

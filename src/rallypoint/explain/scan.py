@@ -44,7 +44,7 @@ _CAUGHT: Final = re.compile(
     r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
 )
 _IGNORED: Final = re.compile(
-    r"^Exception ignored|^--- Logging error|_call_connection_lost\b|\b(?:retryable|retries left|will retry|retrying)\b"
+    r"^Exception ignored|^--- Logging error|_call_connection_lost\b|\b(?:retryable|retries left)\b"
 )
 _ASIDE: Final = re.compile(
     r"(?:\W*ERROR\W+)?(?:Exception in (?:thread|callback)|Task exception was never|Error in atexit)"
@@ -230,7 +230,8 @@ class _LogReader:
     def _take_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
-        if self._watch and self._failed_at >= number - _NEXT_RUN and self._opening.comes_again(line.text):
+        failed = bool(self._readers) or self._failed_at >= number - _NEXT_RUN
+        if self._watch and failed and self._opening.comes_again(line.text):
             self._begin_run(number)
         self._opening.learn(line.text)
         for report in (self._own, self._tables):
@@ -352,7 +353,7 @@ class _LogReader:
             match=match,
             code=found.code if found is not None else None,
             fatal=line.level == "fatal" or (found is not None and found.fatal),
-            loud=found is None or found.loud or line.level in ("error", "fatal"),
+            loud=(found is not None and found.loud) or line.level in ("error", "fatal"),
         )
         self._add(event)
         return event.is_failure

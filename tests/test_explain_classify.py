@@ -104,7 +104,7 @@ def test_a_line_that_only_names_a_failure_is_none(line: str) -> None:
         ("failed (exitcode: 3) local_rank: 0 (pid: 7) of binary: python", Kind.ENDED, 3),
         ("srun: error: node-a: task 3: Exited with exit code 139", Kind.KILLED, -11),
         ("error: node-a: task 0: Exited with exit code 1", Kind.ENDED, 1),
-        ("command terminated with exit code 137", Kind.KILLED, -9),
+        ("command terminated with exit code 137", Kind.ENDED, -9),
         ("process 0 terminated with exit code 3221225477", Kind.ENDED, 3221225477),
         ("subprocess.CalledProcessError: Command '['x']' died with <Signals.SIGSEGV: 11>.", Kind.KILLED, -11),
         ("mpirun noticed that process rank 2 with PID 7 on node a exited on signal 6.", Kind.KILLED, -6),

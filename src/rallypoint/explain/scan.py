@@ -87,7 +87,8 @@ class _Heading:
 
     number: int
     line: Line
-    before: str
+    before: str = ""
+    time: float | None = None
 
 
 def scan(
@@ -230,22 +231,20 @@ class _LogReader:
     def _take_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
-        failed = bool(self._readers) or self._failed_at >= number - _NEXT_RUN
-        if self._watch and failed and self._opening.comes_again(line.text):
+        near = bool(self._readers) or self._failed_at >= number - _NEXT_RUN
+        if near and self._opening.comes_again(line.text):
             self._begin_run(number)
-        self._opening.learn(line.text)
         for report in (self._own, self._tables):
             taken, events = report.take(line, number)
             self._add_all(events)
             if taken:
                 return
         part = self._follow(line, number)
-        if part in (Part.NONE, Part.MORE):
-            if self._judge(line, number, part):
-                self._sieve.keep(raw)
-        else:
+        failed = part in (Part.FRAME, Part.HEADER) or self._judge(line, number, part)
+        if failed:
             self._sieve.keep(raw)
         if line.text.strip():
+            self._opening.learn("" if failed else line.text)
             self._before_last = line.text
 
     def _split(self, raw: bytes) -> Line:
@@ -270,7 +269,7 @@ class _LogReader:
                 self._readers[writer] = reader
             if part in (Part.FRAME, Part.HEADER) and self._part.get(writer) is not Part.FRAME:
                 self._drop_heading(number)
-                self._headings.setdefault(writer, []).append(_Heading(number, line, self._before_last))
+                self._headings.setdefault(writer, []).append(_Heading(number, line, self._before_last, self._time))
             self._part[writer] = part
         self._drain(writer)
         return part
@@ -296,7 +295,7 @@ class _LogReader:
         headings = self._headings.get(writer, [])
         first = raised.chain[0].line
         heading = next((each for each in reversed(headings) if each.number <= first), None)
-        heading = heading or _Heading(raised.line, Line("", writer), "")
+        heading = heading or _Heading(raised.line, Line("", writer))
         line, before = heading.line, heading.before
         mild = line.level in ("debug", "info", "warning")
         caught = bool(
@@ -311,7 +310,7 @@ class _LogReader:
             raised.line,
             raised.headline,
             self._writer(line),
-            line.time if line.time is not None else self._time,
+            heading.time,
             line.level,
             raised=raised,
             fatal=line.marked,
@@ -443,8 +442,8 @@ class _Opening:
         return len(self.forms) < 2
 
     def learn(self, text: str) -> None:
-        form = _DIGITS.sub("", text).strip()
-        if self.learning and form and form not in self.forms:
+        """Take a line of the beginning; one that speaks of a failure makes the opening useless."""
+        if self.learning and (form := _DIGITS.sub("", text).strip()) not in self.forms:
             self.forms.append(form)
 
     def comes_again(self, text: str) -> bool:

@@ -92,7 +92,7 @@ _REASONS: Final = (
     "a process was asked to end, and nothing says why",
 )
 _ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": WRAPPER}
-_KINDS: Final = {Kind.STALL: CAUSE, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}
+_KINDS: Final = {Kind.STALL: CAUSE, Kind.LIBRARY: CRASH, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}
 _ASKED: Final = (-1, -2, -15)
 """Signals by which launchers end the other processes."""
 
@@ -314,7 +314,8 @@ def first_failure(events: Sequence[Event]) -> Event | None:
         return _earliest(own)
     if best.role == "consequence" and (not best.process.may_be(first.process) or first.code not in (1, -6)):
         return first
-    if tier(best) >= WRAPPER or (tier(first) == KILL and not (best.role == "cause" and not best.process)):
+    says_nothing = best.raised is None or class_of(root_of(best.raised)) == "wrapper"
+    if (tier(best) >= WRAPPER and says_nothing) or (tier(first) == KILL and not (best.role == "cause" and not best.process)):
         return first
     return best
 
@@ -414,7 +415,8 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
 def _verdict(event: Event, history: History, known: Knowledge) -> Verdict:
     level = tier(event)
     certainty = KNOWN if event.role in ("cause", "ending") else UNKNOWN
-    if event.role == "consequence" or level in (FOLLOWER, WRAPPER):
+    unexplained = event.kind is Kind.KILLED and event.match is None
+    if event.role == "consequence" or level in (FOLLOWER, WRAPPER) or unexplained:
         certainty = CONSEQUENCE
     root = root_of(event.raised) if event.raised is not None else None
     return Verdict(event, certainty, _REASONS[level], root, _said_beside(event, history, known))

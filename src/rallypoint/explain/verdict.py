@@ -92,7 +92,7 @@ _REASONS: Final = (
     "a process was asked to end, and nothing says why",
 )
 _ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": WRAPPER}
-_KINDS: Final = {Kind.STALL: CAUSE, Kind.LIBRARY: CRASH, Kind.ENDED: WRAPPER, Kind.TOLD: FOLLOWER}
+_KINDS: Final = {Kind.STALL: CAUSE, Kind.LIBRARY: CRASH, Kind.ENDED: WRAPPER, Kind.TOLD: WRAPPER}
 _ASKED: Final = (-1, -2, -15)
 """Signals by which launchers end the other processes."""
 
@@ -182,7 +182,7 @@ def _is_bad(event: Event) -> bool:
 
 
 def _was_warned(event: Event, _: History) -> bool:
-    states_code = event.kind in PROCESS_GONE and event.code is not None
+    states_code = event.kind in PROCESS_GONE and event.code is not None and "exit" in event.text
     return event.level in MILD and event.kind is not Kind.TOLD and not states_code
 
 
@@ -439,7 +439,7 @@ def _said_beside(event: Event, history: History, known: Knowledge) -> Event | No
 
 def _is_about(exception: str, said: str, known: Knowledge) -> bool:
     """Whether an exception is about the library that speaks, or about what could not be loaded."""
-    missed = set(_WORD.findall(said.partition(": ")[0])) - {"could", "import", "load"}
+    missed = set(_WORD.findall(said.rpartition(": ")[0])) - {"could", "import", "load"}
     return bool(known.speakers(said) & known.speakers(exception)) or (
         len(missed & set(_WORD.findall(exception))) > 1
     )

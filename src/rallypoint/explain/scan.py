@@ -10,10 +10,11 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 from rallypoint.explain.classify import classify, table
-from rallypoint.explain.events import FAILURES, MOST_EVENTS, Event, Kind, Log, Process, Raised
+from rallypoint.explain.events import FAILURES, MILD, MOST_EVENTS, Event, Kind, Log, Process, Raised
 from rallypoint.explain.knowledge import Knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
 from rallypoint.explain.quick import Sieve, blocks, fixed_texts
@@ -29,17 +30,18 @@ _MOST_ALIKE: Final = 20
 _NEXT_RUN: Final = 15
 """A further run begins at most so many lines after the failure of the one before."""
 _SHORTEST_OPENING: Final = 8
+_RHYTHM: Final = 3
+"""So many lines of one form with other values are steps, in any words."""
+_NO_RHYTHM: Final = re.compile(
+    r"(?i)\b(?:warn\w*|retr\w+|attempt|time\w*|stuck|stall\w*|lost|still|no|since|wait\w*|rank|gpu|cuda|device"
+    r"|node|host|worker|process|pid|alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*|HTTP|GET|POST|size"
+    r"|load\w*|init\w*)\b"
+)
 _DIGITS: Final = re.compile(r"\d+")
 _FIGURES: Final = re.compile(r"-?\d+(?:[.:,]\d+)*(?:e[+-]?\d+)?")
 _FRACTION: Final = re.compile(r"(?<![\d.:])\d+\.\d+(?![\d.])")
-_NO_RHYTHM: Final = re.compile(
-    r"(?i)\b(?:warn\w*|retr\w+|attempt|time\w*|stuck|stall\w*|lost|still|no|since|wait\w*|rank|gpu|cuda|device|node"
-    r"|host|worker|process|pid|alive|heartbeats?|uptime|cpu|mem(?:ory)?|util\w*|temp\w*|HTTP|GET|POST|size|load\w*|init\w*)\b"
-)
-_OWN_LINES: Final = (Kind.KILLED, Kind.ENDED, Kind.TOLD)
-"""No part of a message, though they follow it."""
-_RHYTHM: Final = 3
-"""So many lines of one form with other values are steps, in any words."""
+_OUTSIDE: Final = (Kind.KILLED, Kind.ENDED, Kind.TOLD)
+"""No part of an exception's message, though they follow it."""
 _CAUGHT: Final = re.compile(
     r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
 )
@@ -49,23 +51,10 @@ _IGNORED: Final = re.compile(
 _ASIDE: Final = re.compile(
     r"(?:\W*ERROR\W+)?(?:Exception in (?:thread|callback)|Task exception was never|Error in atexit)"
 )
-
-
-_STARTS: Final = tuple(
-    map(
-        re.compile,
-        (
-            r"(?i)traceback \(most recent call last",
-            r'\bFile "',
-            r"what\(\): ",
-            "terminate called",
-            "panicked at ",
-            "Fatal Python error: ",
-            r"(?i)\b(?:error|exception|interrupt|exit|timeout|fault|critical|fatal)\b",
-            "Exception ignored",
-            r"\*\*\* (?:SIG|Process received)",
-        ),
-    )
+_OPENS: Final = re.compile(
+    r"(?i)traceback \(most recent call last|\bFile \"|what\(\): |terminate called|panicked at "
+    r"|Fatal Python error: |\b(?:error|exception|interrupt|exit|timeout|fault|critical|fatal)\b|Exception ignored"
+    r"|\*\*\* (?:SIG|Process received)"
 )
 """What begins something that needs every line after it."""
 
@@ -81,6 +70,20 @@ class Source:
     attempt: int | None = None
 
 
+def scan(
+    sources: Iterable[Source], known: Knowledge, progress: Callable[[int], None] = lambda _: None
+) -> tuple[list[Log], list[Event]]:
+    """All logs, and their events in the order of logs and lines."""
+    patterns = [each for each in (*table().failures, *STARTS, _OPENS, *known.patterns) if fixed_texts(each)]
+    logs: list[Log] = []
+    events: list[Event] = []
+    for index, source in enumerate(sources):
+        reader = _LogReader(source, index, known, Sieve(patterns))
+        logs.append(reader.read(progress))
+        events += sorted(reader.events, key=lambda each: each.line)
+    return logs, events
+
+
 @dataclass
 class _Heading:
     """What stands at and before the first line of a traceback."""
@@ -91,18 +94,17 @@ class _Heading:
     time: float | None = None
 
 
-def scan(
-    sources: Iterable[Source], known: Knowledge, progress: Callable[[int], None] = lambda _: None
-) -> tuple[list[Log], list[Event]]:
-    """All logs, and their events in the order of logs and lines."""
-    patterns = [each for each in (*table().failures, *STARTS, *_STARTS, *known.patterns) if fixed_texts(each)]
-    logs: list[Log] = []
-    events: list[Event] = []
-    for index, source in enumerate(sources):
-        reader = _LogReader(source, index, known, Sieve(patterns))
-        logs.append(reader.read(progress))
-        events += sorted(reader.events, key=lambda each: each.line)
-    return logs, events
+@dataclass
+class _Writer:
+    """The traceback that one process is writing, between the lines of others."""
+
+    reader: Reader = field(default_factory=Reader)
+    headings: list[_Heading] = field(default_factory=list)
+    part: Part = Part.NONE
+
+    def heading_of(self, raised: Raised) -> _Heading | None:
+        first = raised.chain[0].line
+        return next((each for each in reversed(self.headings) if each.number <= first), None)
 
 
 class _LogReader:
@@ -116,34 +118,41 @@ class _LogReader:
         self._log = Log(source.name, rank=source.rank, host=source.host, attempt=source.attempt)
         self.events: list[Event] = []
         self._prefixes = Prefixes()
-        self._own = OwnReports(index)
-        self._tables = Tables(index)
-        self._readers: dict[Process, Reader] = {}
-        self._headings: dict[Process, list[_Heading]] = {}
-        self._part: dict[Process, Part] = {}
+        self._reports = (OwnReports(index), Tables(index))
+        self._writers: dict[Process, _Writer] = {}
         self._lines: list[bytes] = []
-        self._at = 0
         self._before: list[bytes] = []
-        self._looked_up_to = 0
+        """The last lines before the block that is being read."""
+        self._at = 0
+        self._read_up_to = 0
         """The number of the last line that was read for work as well."""
         self._watch = 0
+        """For so many more lines every line is read."""
         self._time: float | None = None
-        self._forms: Counter[tuple[Kind, str]] = Counter()
-        self._rhythm: dict[tuple[Process, str], list[tuple[int, str]]] = {}
+        self._last = ""
+        self._failed_at = -_NEXT_RUN - 1
+        self._alike: Counter[tuple[Kind, str]] = Counter()
+        self._rhythm: dict[tuple[Process, str], set[str]] = {}
         self._restarts: dict[str, int] = {}
         """The lines that begin a further attempt. The agents of several machines report the same one."""
         self._runs: list[int] = []
         """The lines that begin a further run."""
         self._opening = _Opening()
-        self._failed_at = -_NEXT_RUN - 1
-        self._before_last = ""
 
     # Blocks ------------------------------------------------------------------------------------------------
 
     def read(self, progress: Callable[[int], None]) -> Log:
         for block in self._blocks(progress):
             self._read_block(block)
-        self._close()
+        for process in list(self._writers):
+            self._writers[process].reader.close()
+            self._drain(process)
+        self._add(*(event for report in self._reports for event in report.close()))
+        self._read_the_end()
+        for event in self.events:
+            restarts = sum(line < event.line for line in self._restarts.values())
+            event.attempt = (self._source.attempt or 0) + restarts
+            event.run = sum(line <= event.line for line in self._runs)
         return self._log
 
     def _blocks(self, progress: Callable[[int], None]) -> Iterator[bytes]:
@@ -158,85 +167,58 @@ class _LogReader:
         yield b"\n".join(b"".join([first, *found]).removesuffix(b"\n").split(b"\n")[::-1])
 
     def _read_block(self, block: bytes) -> None:
-        if not block:
-            return
         block = block.removesuffix(b"\n")
-        self._lines = block.split(b"\n")
+        self._lines = block.split(b"\n") if block else []
         wanted = deque(self._sieve.wanted(block))
-        at = 0
-        while at < len(self._lines):
-            while wanted and wanted[0] < at:
+        self._at = 0
+        while self._at < len(self._lines):
+            while wanted and wanted[0] < self._at:
                 wanted.popleft()
-            if not (self._busy or self._opening.learning):
+            if not self._is_busy:
                 if not wanted:
                     break
-                at = wanted.popleft()
-            self._at = at
-            self._take(self._lines[at])
-            at += 1
+                self._at = wanted.popleft()
+            self._take(self._lines[self._at])
+            self._at += 1
         self._log.lines += len(self._lines)
         self._before = [*self._before, *self._lines][-_TAIL:]
         self._lines = []
 
     @property
-    def _busy(self) -> bool:
-        return self._watch > 0 or bool(self._readers) or self._own.busy or self._tables.busy
+    def _is_busy(self) -> bool:
+        reports = any(each.busy for each in self._reports)
+        return self._watch > 0 or bool(self._writers) or reports or self._opening.is_learning
 
-    @property
-    def _number(self) -> int:
-        return self._log.lines + self._at + 1
-
-    def _close(self) -> None:
-        for process in list(self._readers):
-            self._readers[process].close()
-            self._drain(process)
-        self._add_all([*self._own.close(), *self._tables.close()])
-        self._look_at_the_end()
-        first = self._source.attempt or 0
-        for event in self.events:
-            event.attempt = first + sum(line < event.line for line in self._restarts.values())
-            event.run = sum(line <= event.line for line in self._runs)
-
-    def _look_at_the_end(self) -> None:
+    def _read_the_end(self) -> None:
         """Read the last lines for work, and keep some of them."""
-        self._at = 0
-        last = len(self._before)
-        base = self._log.lines - last
-        for offset, raw in enumerate(self._before):
-            if base + offset + 1 > self._looked_up_to:
-                self._look_at(raw, base + offset + 1)
-        tail = [
-            (base + offset + 1, text)
-            for offset, raw in enumerate(self._before)
-            if (text := self._split(_shown(raw)).text).strip()
-        ]
+        numbered = list(enumerate(self._before, self._log.lines - len(self._before) + 1))
+        for number, raw in numbered:
+            self._look_at(raw, number)
+        tail = [(number, text) for number, raw in numbered if (text := self._split(_shown(raw)).text).strip()]
         self._log.tail = tuple(tail[-_KEPT_TAIL:])
-        if (
-            self._log.tail
-            and (found := classify(self._log.tail[-1][1])) is not None
-            and found.kind is not None
-        ):
-            self._log.last_line = Event(found.kind, self._index, *self._log.tail[-1])
+        found = classify(tail[-1][1]) if tail else None
+        if found is not None and found.kind is not None:
+            self._log.last_line = Event(found.kind, self._index, *tail[-1])
 
     # Lines -------------------------------------------------------------------------------------------------
 
     def _take(self, raw: bytes) -> None:
-        number = self._number
+        number = self._log.lines + self._at + 1
         if self._watch:
             self._watch -= 1
-            self._looked_up_to = number
+            self._read_up_to = number
         for part in self._sieve.parts(raw):
             self._take_part(part, number)
 
     def _take_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
-        near = bool(self._readers) or self._failed_at >= number - _NEXT_RUN
+        near = bool(self._writers) or self._failed_at >= number - _NEXT_RUN
         if near and self._opening.comes_again(line.text):
-            self._begin_run(number)
-        for report in (self._own, self._tables):
+            self._runs.append(number)
+        for report in self._reports:
             taken, events = report.take(line, number)
-            self._add_all(events)
+            self._add(*events)
             if taken:
                 return
         part = self._follow(line, number)
@@ -245,189 +227,134 @@ class _LogReader:
             self._sieve.keep(raw)
         if line.text.strip():
             self._opening.learn("" if failed else line.text)
-            self._before_last = line.text
+            self._last = line.text
 
     def _split(self, raw: bytes) -> Line:
         return self._prefixes.split(decode(raw))
 
-    def _writer(self, line: Line) -> Process:
-        own = line.process
-        if (self._source.rank is None or own.rank is not None) and (self._source.host is None or own.host):
-            return own
-        rank = own.rank if own.rank is not None else self._source.rank
-        return Process(rank, own.local, own.host or self._source.host, own.pid)
-
     def _follow(self, line: Line, number: int) -> Part:
         """Give the line to the reader of its writer's traceback."""
-        writer = line.process
-        reader = self._readers.get(writer)
-        if reader is None:
-            reader = Reader()
-        part = reader.take(line.text, number, record=line.record)
-        if part is not Part.NONE or not reader.idle or reader.done:
-            if len(self._readers) < _MOST_WRITERS:
-                self._readers[writer] = reader
-            if part in (Part.FRAME, Part.HEADER) and self._part.get(writer) is not Part.FRAME:
-                self._drop_heading(number)
-                self._headings.setdefault(writer, []).append(_Heading(number, line, self._before_last, self._time))
-            self._part[writer] = part
-        self._drain(writer)
+        writer = self._writers.get(line.process) or _Writer()
+        part = writer.reader.take(line.text, number, record=line.record)
+        if part is not Part.NONE or not writer.reader.idle or writer.reader.done:
+            if len(self._writers) < _MOST_WRITERS:
+                self._writers[line.process] = writer
+            if part in (Part.FRAME, Part.HEADER) and writer.part is not Part.FRAME:
+                self._drop_announcement(number)
+                writer.headings.append(_Heading(number, line, self._last, self._time))
+            writer.part = part
+        self._drain(line.process)
         return part
 
-    def _drop_heading(self, number: int) -> None:
+    def _drop_announcement(self, number: int) -> None:
         """The line before a traceback only announces it."""
         last = self.events[-1] if self.events else None
         if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
             self.events.pop()
 
-    def _drain(self, writer: Process) -> None:
-        reader = self._readers.get(writer)
-        if reader is None:
+    def _drain(self, process: Process) -> None:
+        """Make events of the exceptions that are complete."""
+        if (writer := self._writers.get(process)) is None:
             return
-        done, reader.done = reader.done, []
+        done, writer.reader.done = writer.reader.done, []
         for raised in done:
-            self._add_exception(raised, writer)
-        if reader.idle:
-            for found in (self._readers, self._headings, self._part):
-                found.pop(writer, None)
+            self._add_exception(raised, writer.heading_of(raised) or _Heading(raised.line, Line("", process)))
+        if writer.reader.idle:
+            del self._writers[process]
 
-    def _add_exception(self, raised: Raised, writer: Process) -> None:
-        headings = self._headings.get(writer, [])
-        first = raised.chain[0].line
-        heading = next((each for each in reversed(headings) if each.number <= first), None)
-        heading = heading or _Heading(raised.line, Line("", writer))
+    def _add_exception(self, raised: Raised, heading: _Heading) -> None:
         line, before = heading.line, heading.before
-        mild = line.level in ("debug", "info", "warning")
-        caught = bool(
-            _CAUGHT.search(line.text) or _IGNORED.search(before) or (mild and _CAUGHT.search(before))
-        )
-        raised = replace(raised, caught=raised.caught or caught, aside=_ASIDE.match(before) is not None)
-        own = [each.line for each in self.events if each.line > raised.line and each.kind in _OWN_LINES]
-        raised = replace(raised, more=raised.more[: min(own) - raised.line - 1]) if own else raised
-        event = Event(
-            Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION,
-            self._index,
-            raised.line,
-            raised.headline,
-            self._writer(line),
-            heading.time,
-            line.level,
-            raised=raised,
-            fatal=line.marked,
-        )
+        mild = line.level in MILD and _CAUGHT.search(before) is not None
+        caught = raised.caught or mild or bool(_CAUGHT.search(line.text) or _IGNORED.search(before))
+        outside = [each.line for each in self.events if each.line > raised.line and each.kind in _OUTSIDE]
+        more = raised.more[: min(outside) - raised.line - 1] if outside else raised.more
+        raised = replace(raised, more=more, caught=caught, aside=_ASIDE.match(before) is not None)
+        kind = Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION
+        event = self._event(kind, raised.line, replace(line, text=raised.headline), heading.time)
+        event.raised, event.fatal = raised, line.marked
         self._add(event)
+
+    def _event(self, kind: Kind, number: int, line: Line, time: float | None = None) -> Event:
+        own = line.process
+        rank = own.rank if own.rank is not None else self._source.rank
+        process = Process(rank, own.local, own.host or self._source.host, own.pid)
+        return Event(kind, self._index, number, line.text, process, time or line.time, line.level)
 
     def _judge(self, line: Line, number: int, part: Part) -> bool:
         """Make an event of a line outside of frames; return whether it speaks of a failure."""
-        text = line.text
-        if not text.strip():
-            return False
-        found = classify(text)
+        found = classify(line.text)
         kind = found.kind if found is not None else None
-        speakers = self._known.speakers(text)
+        speakers = self._known.speakers(line.text)
         self._log.heard |= speakers
-        match = self._known.match(text, speakers, None)
-        if found is not None and kind is None and match is None:
-            return False
+        match = self._known.match(line.text, speakers, None)
         if part is Part.MORE and kind is Kind.ERROR:
             return True
-        if found is None and match is None and line.record and line.level in ("error", "fatal"):
+        if match is not None and kind not in FAILURES:
             kind = Kind.ERROR
-        if kind is None and match is None:
-            self._beat(line, number)
-            return False
-        if match is not None and (kind is None or kind not in FAILURES):
-            kind = Kind.ERROR
-        assert kind is not None
-        if kind not in FAILURES and kind is not Kind.RESTART and not self._watch:
+        if found is None and match is None:
+            kind = Kind.ERROR if line.record and line.level in ("error", "fatal") else self._beat(line)
+        if kind is None or (kind not in (*FAILURES, Kind.RESTART) and not self._watch):
             return False  # work is looked at around failures only
-        event = Event(
-            kind,
-            self._index,
-            number,
-            text,
-            self._writer(line),
-            line.time if line.time is not None else self._time,
-            line.level,
-            match=match,
-            code=found.code if found is not None else None,
-            fatal=line.level == "fatal" or (found is not None and found.fatal),
-            loud=(found is not None and found.loud) or line.level in ("error", "fatal"),
-        )
+        event = self._event(kind, number, line, self._time)
+        event.match, event.code = match, found.code if found is not None else None
+        event.fatal = line.level == "fatal" or (found is not None and found.fatal)
+        event.loud = (found is not None and found.loud) or line.level in ("error", "fatal")
         self._add(event)
         return event.is_failure
 
-    def _beat(self, line: Line, number: int) -> None:
-        """A line in unknown words: it is a step if lines of its form come again with other values."""
-        if not self._watch or not _FRACTION.search(line.text) or _NO_RHYTHM.search(line.text):
-            return
-        form = _FIGURES.sub("", line.text)
-        values = " ".join(_FIGURES.findall(line.text))
-        beats = self._rhythm.setdefault((line.process, form), [])
-        if all(values != each for _, each in beats):
-            beats.append((number, values))
-        if len(beats) >= _RHYTHM:
-            self._add(Event(Kind.STEP, self._index, number, line.text, self._writer(line), line.time))
+    def _beat(self, line: Line) -> Kind | None:
+        """A line in unknown words is a step, if lines of its form come again with other values."""
+        if not _FRACTION.search(line.text) or _NO_RHYTHM.search(line.text):
+            return None
+        beats = self._rhythm.setdefault((line.process, _FIGURES.sub("", line.text)), set())
+        beats.add(" ".join(_FIGURES.findall(line.text)))
+        return Kind.STEP if len(beats) >= _RHYTHM else None
 
     # Events ------------------------------------------------------------------------------------------------
 
-    def _add_all(self, events: Iterable[Event]) -> None:
+    def _add(self, *events: Event) -> None:
         for event in events:
-            self._add(event)
+            if event.kind is Kind.RESTART:
+                self._restarts.setdefault(event.text, event.line)
+            if event.is_failure and self._is_one_too_many(event):
+                continue
+            if len(self.events) < MOST_EVENTS:
+                self.events.append(event)
 
-    def _add(self, event: Event) -> None:
-        if event.kind is Kind.RESTART and event.text not in self._restarts:
-            self._restarts[event.text] = event.line
-        if event.is_failure:
-            self._failed_at = max(self._failed_at, event.line)
-            if event.level not in ("debug", "info"):
-                self._look_back()
-                self._watch = _AFTER
-            self._forms[event.kind, form := _DIGITS.sub("", event.text)] += 1
-            if self._forms[event.kind, form] > _MOST_ALIKE:
-                same = [
-                    each
-                    for each in self.events
-                    if each.kind is event.kind and _DIGITS.sub("", each.text) == form
-                ]
-                same[-1].count += 1
-                same[-1].line = event.line
-                return
-        if len(self.events) < MOST_EVENTS:
-            self.events.append(event)
-
-    def _begin_run(self, number: int) -> None:
-        for process in list(self._readers):
-            self._readers[process].close()
-            self._drain(process)
-        self._runs.append(number)
-        self._rhythm.clear()
+    def _is_one_too_many(self, event: Event) -> bool:
+        """Note a failure; of many that are alike, only the last one is kept besides the first ones."""
+        self._failed_at = max(self._failed_at, event.line)
+        if event.level not in ("debug", "info"):
+            self._look_back()
+            self._watch = _AFTER
+        form = _DIGITS.sub("", event.text)
+        self._alike[event.kind, form] += 1
+        if self._alike[event.kind, form] <= _MOST_ALIKE:
+            return False
+        same = (each for each in reversed(self.events) if each.kind is event.kind)
+        next(each for each in same if _DIGITS.sub("", each.text) == form).line = event.line
+        return True
 
     def _look_back(self) -> None:
-        """Read the lines before a failure for work, unless they were read already."""
+        """Read the lines before a failure for work."""
         if not self._lines:
-            return
-        here = self._number
+            return  # the log is at its end, where every line is read
+        here = self._log.lines + self._at + 1
         earlier = [*self._before, *self._lines[: self._at]][-_BEFORE:]
-        first = here - len(earlier)
-        start, self._looked_up_to = self._looked_up_to, here
-        for offset, raw in enumerate(earlier):
-            if first + offset > start:
-                self._look_at(raw, first + offset)
+        for number, raw in enumerate(earlier, here - len(earlier)):
+            self._look_at(raw, number)
+        self._read_up_to = max(self._read_up_to, here)
 
     def _look_at(self, raw: bytes, number: int) -> None:
-        """Read a line that `quick` did not name: it may show work."""
+        """Read a line that `quick` did not name, unless it was read already: it may show work."""
+        if number <= self._read_up_to:
+            return
         line = self._split(_shown(raw))
-        found = classify(line.text) if line.text.strip() else None
-        self._watch += 1
-        if found is None:
-            self._beat(line, number)
-        elif (found.kind is Kind.TOLD and self._failed_at < number) or (
-            found.kind not in (*FAILURES, Kind.RESTART) and found.kind is not None
-        ):
-            event = Event(found.kind, self._index, number, line.text, self._writer(line), line.time)
-            self._add(event)
-        self._watch -= 1
+        found = classify(line.text)
+        kind = found.kind if found is not None else self._beat(line)
+        told = kind is Kind.TOLD and self._failed_at < number
+        if kind is not None and (told or kind not in (*FAILURES, Kind.RESTART)):
+            self.events.append(self._event(kind, number, line))
 
 
 @dataclass
@@ -438,17 +365,17 @@ class _Opening:
     _seen_first: bool = False
 
     @property
-    def learning(self) -> bool:
+    def is_learning(self) -> bool:
         return len(self.forms) < 2
 
     def learn(self, text: str) -> None:
         """Take a line of the beginning; one that speaks of a failure makes the opening useless."""
-        if self.learning and (form := _DIGITS.sub("", text).strip()) not in self.forms:
+        if self.is_learning and (form := _DIGITS.sub("", text).strip()) not in self.forms:
             self.forms.append(form)
 
     def comes_again(self, text: str) -> bool:
         form = _DIGITS.sub("", text).strip()
-        if self.learning or min(map(len, self.forms)) < _SHORTEST_OPENING or not form:
+        if self.is_learning or min(map(len, self.forms)) < _SHORTEST_OPENING or not form:
             return False
         again = self._seen_first and form == self.forms[1]
         self._seen_first = form == self.forms[0]
@@ -471,5 +398,5 @@ def _is_newest_first(block: bytes) -> bool:
     prefixes = Prefixes()
     lines = (prefixes.split(decode(raw)) for raw in block[: 1 << 16].split(b"\n")[:200])
     times = [line.time for line in lines if line.time is not None]
-    steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    steps = [later - earlier for earlier, later in pairwise(times)]
     return sum(each < 0 for each in steps) >= 3 and all(each <= 0 for each in steps)

@@ -1,8 +1,8 @@
 """Which failure came first, and what it is. Pure.
 
 Two tables decide. NOT_FATAL has the reasons for which a failure ended nothing. `tier` says how near to a first
-cause each of the others can be: an exception is nearer than a lost connection, which is nearer than a launcher's
-"a worker failed". Within a tier the order decides: what the launcher named as the first, then time, then place.
+cause each of the others can be: an exception is nearer than a lost connection, which is nearer than the end of
+a process. Within a tier the order decides: what the launcher named as the first, then time, then place.
 """
 
 from __future__ import annotations
@@ -315,7 +315,9 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     if best.role == "consequence" and (not best.process.may_be(first.process) or first.code not in (1, -6)):
         return first
     says_nothing = best.raised is None or class_of(root_of(best.raised)) == "wrapper"
-    if (tier(best) >= WRAPPER and says_nothing) or (tier(first) == KILL and not (best.role == "cause" and not best.process)):
+    if (tier(best) >= WRAPPER and says_nothing) or (
+        tier(first) == KILL and not (best.role == "cause" and not best.process)
+    ):
         return first
     return best
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.exits import signal_name
+from rallypoint.exits import signal_name, signal_number
 from rallypoint.explain.events import NOBODY, Event, Kind, Process, Raised
 from rallypoint.explain.tracebacks import Reader
 
@@ -72,7 +72,7 @@ _FURTHER: Final = re.compile(
     r"|rank \d+ was last seen |Flight Recorder: |see `rallypoint "
 )
 _ADVICE: Final = re.compile(r"(?P<hint>hint: )|cause(?: \([a-z]+\))?: |do first: |whole report: ")
-_ONE_OF_ODD: Final = re.compile(rf" +{_ODD}")
+_ODD_RANK: Final = re.compile(_ODD)
 
 
 class OwnReports:
@@ -82,97 +82,88 @@ class OwnReports:
         self._log = log
         self._spoke = False
         """Whether the log has a report of ours, and so may have advice of ours."""
-        self._is_open = False
         self._event: Event | None = None
-        """The fact that the lines to come are about."""
+        """The fact that the lines to come are about; or a message, which is an error if a hint follows."""
         self._lines: list[str] = []
-        self._message: Event | None = None
-        """A message of ours that states no fact. If a hint follows, it is an error."""
 
     @property
     def busy(self) -> bool:
         """Whether the next line may belong to a report."""
-        return self._is_open or self._message is not None
+        return self._event is not None
 
     def take(self, line: Line, number: int) -> tuple[bool, list[Event]]:
         """Whether the line is ours, and the facts that are complete now."""
-        if line.text.startswith(_OURS):
+        text = line.text
+        if text.startswith(_OURS):
             self._spoke = True
-            text = line.text.removeprefix(_OURS)
-            return True, [*self.close(), *self._begin(text, _fact(text), line, number)]
-        if self._spoke and (advice := _ADVICE.match(line.text)):
-            return True, [*self.close(), *self._take_message(is_error=bool(advice["hint"]))]
-        if not line.text.strip() or line.marked:
+            text = text.removeprefix(_OURS)
+            return True, [*self._end(), *self._begin(text, _fact(text), line, number)]
+        if self._spoke and (advice := _ADVICE.match(text)):
+            return True, self.close() if advice["hint"] else self._end()
+        if not text.strip() or line.marked:
             return False, []
         return self._continue(line, number)
+
+    def _continue(self, line: Line, number: int) -> tuple[bool, list[Event]]:
+        text, kind = line.text, self._event.kind if self._event is not None else None
+        found = _fact(text.strip()) if kind in (Kind.BEGIN, *_LONG) else None
+        if found is not None and (found[0] is Kind.STALL or not text[0].isspace()):
+            return True, [*self._end(), *self._begin(text.strip(), found, line, number)]
+        if kind in _LONG and _FURTHER.match(text) and len(self._lines) < _MOST_LINES:
+            self._lines += [text[2:]] if text[0].isspace() else []
+            return True, []
+        return False, self._end()
+
+    def _begin(
+        self, text: str, found: tuple[Kind, dict[str, str]] | None, line: Line, number: int
+    ) -> list[Event]:
+        kind, facts = found or (Kind.ERROR, {})
+        event = Event(kind, self._log, number, text, _process(facts), line.time, line.level)
+        event.code = -signal_number(facts["signal"]) if facts.get("signal") else _number(facts.get("code"))
+        event.first = kind in _LONG and kind is not Kind.STALL and not facts.get("follows")
+        event.fatal = event.first or found is None
+        if facts.get("type"):
+            event.raised = Raised(facts["type"], facts["message"] or "", number)
+        if found is None or kind in (Kind.BEGIN, *_LONG):
+            self._event = event
+            return []
+        return [event]
 
     def close(self) -> list[Event]:
         """The report ends here."""
         event, lines = self._event, self._lines
-        self._event, self._lines, self._is_open = None, [], False
+        self._event, self._lines = None, []
         if event is None:
             return []
-        if event.raised is not None:
-            event.raised = _with_traceback(event.raised, lines)
-        elif event.kind is Kind.STALL:
-            _add_odd(event, lines)
+        if (own := event.raised) is not None:
+            found = _exception((*lines, own.headline), event.line)
+            if found is not None and found.frames:
+                event.raised = replace(found, type=own.type, message=own.message)
+        elif (
+            lines and event.kind is Kind.STALL
+        ):  # the first line has the rank that is elsewhere, and its place
+            odd = _ODD_RANK.match(lines[0])
+            event.process = _process(odd.groupdict()) if odd is not None else event.process
+            event.text += f" {lines[0]}"
         return [event]
 
-    def _continue(self, line: Line, number: int) -> tuple[bool, list[Event]]:
-        found = _fact(line.text.strip()) if self._is_open else None
-        if found is not None and (found[0] is Kind.STALL or not line.text[0].isspace()):
-            return True, [*self.close(), *self._begin(line.text.strip(), found, line, number)]
-        if self._event is not None and _FURTHER.match(line.text) and len(self._lines) < _MOST_LINES:
-            self._lines.append(line.text)
-            return True, []
-        return False, [*self.close(), *self._take_message(is_error=False)]
-
-    def _begin(
-        self, text: str, found: tuple[Kind, re.Match[str]] | None, line: Line, number: int
-    ) -> list[Event]:
-        if found is None:
-            self._message = Event(
-                Kind.ERROR, self._log, number, text, line.process, line.time, "error", fatal=True
-            )
-            return []
-        kind, facts = found[0], found[1].groupdict()
-        event = Event(
-            kind, self._log, number, text, _process(facts), line.time, line.level, code=_code(facts)
-        )
-        event.first = event.fatal = kind in _LONG and kind is not Kind.STALL and not facts.get("follows")
-        if facts.get("type"):
-            event.raised = Raised(facts["type"], facts["message"] or "", number)
-        self._is_open = kind in _LONG or kind is Kind.BEGIN
-        self._event = event if kind in _LONG else None
-        return [] if kind in _LONG else [event]
-
-    def _take_message(self, *, is_error: bool) -> list[Event]:
-        message, self._message = self._message, None
-        return [message] if message is not None and is_error else []
+    def _end(self) -> list[Event]:
+        """The report ends without a hint."""
+        return [each for each in self.close() if each.kind is not Kind.ERROR]
 
 
-def _fact(text: str) -> tuple[Kind, re.Match[str]] | None:
-    text = text[:_LONGEST]
-    return next(((kind, found) for kind, pattern in _ROWS if (found := pattern.match(text))), None)
+def _fact(text: str) -> tuple[Kind, dict[str, str]] | None:
+    found = ((kind, pattern.match(text[:_LONGEST])) for kind, pattern in _ROWS)
+    return next(((kind, each.groupdict()) for kind, each in found if each is not None), None)
 
 
 def _process(facts: dict[str, str]) -> Process:
-    rank, pid = facts.get("rank"), facts.get("pid")
-    return Process(int(rank) if rank else None, None, facts.get("host"), int(pid) if pid else None)
+    rank, local, pid = (_number(facts.get(name)) for name in ("rank", "local", "pid"))
+    return Process(rank, local, facts.get("host"), pid)
 
 
-def _code(facts: dict[str, str]) -> int | None:
-    if name := facts.get("signal"):
-        return next((-number for number in range(1, 65) if signal_name(number) == name), None)
-    return int(facts["code"]) if facts.get("code") else None
-
-
-def _with_traceback(raised: Raised, lines: Sequence[str]) -> Raised:
-    """An exception with the frames and the chain that stand below its headline."""
-    found = _exception((*(each[2:] for each in lines if each[:1].isspace()), raised.headline), raised.line)
-    if found is None or not found.frames:
-        return raised
-    return replace(found, type=raised.type, message=raised.message)
+def _number(digits: str | None) -> int | None:
+    return int(digits) if digits else None
 
 
 def _exception(lines: Iterable[str], number: int) -> Raised | None:
@@ -183,25 +174,18 @@ def _exception(lines: Iterable[str], number: int) -> Raised | None:
     return reader.done[-1] if reader.done else None
 
 
-def _add_odd(stall: Event, lines: Sequence[str]) -> None:
-    """The rank that is elsewhere, and its place: the first line below the summary has them."""
-    if lines and lines[0][:1].isspace():
-        odd = _ONE_OF_ODD.match(lines[0])
-        if not stall.process and odd is not None:
-            stall.process = _process(odd.groupdict())
-        stall.text += f" {lines[0].strip()}"
-
-
 # torchrun's table -------------------------------------------------------------------------------------------
 
-_HEADING: Final = re.compile(r"(?:(?P<root>Root Cause \(first observed failure\))|(?:Other )?Failures):$")
-_FIELD: Final = re.compile(r" *(?P<name>time|host|rank|exitcode|error_file|traceback) *: (?P<value>.*)")
-_BORDER: Final = re.compile(r"(?P<end>[=*]{20,})$|-{20,}$| *\[\d+\]:$| +<NO_OTHER_FAILURES>$|\S+ FAILED$")
+_HEADING: Final = re.compile(r"(?:(?P<root>Root Cause.*)|(?:Other )?Failures):$|\S+ FAILED$")
+_FIELD: Final = re.compile(r" *(?:(?:time|host|rank|exitcode|error_file|traceback) *:|$)")
+_BORDER: Final = re.compile(r"(?P<end>[=*]{20,})$|-{20,}$| *\[\d+\]:$| +<NO_OTHER_FAILURES>$")
 _OF_AGENT: Final = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of (?:binary|fn):"
 )
-_CODE: Final = re.compile(r"(?P<code>-?\d+) *\(pid: (?P<pid>\d+)\)")
-_RANK: Final = re.compile(r"(?P<rank>\d+)")
+_ROW: Final = re.compile(
+    r"(?: *host *: (?P<host>.*)\n)? *rank *: (?P<rank>\d+).*\n *exitcode *: (?P<code>-?\d+) *\(pid: (?P<pid>\d+)\)"
+    r".*(?:\n *error_file *:.*)?(?:\n *traceback *: (?P<trace>(?s:.*)))?"
+)
 
 
 class Tables:
@@ -212,60 +196,42 @@ class Tables:
         self.busy = False
         """Whether the next line may belong to a table."""
         self._is_root = False
-        self._fields: dict[str, str] = {}
-        self._event: Event | None = None
-        self._lines: list[str] = []
+        self._lines: list[tuple[Line, int]] = []
 
     def take(self, line: Line, number: int) -> tuple[bool, list[Event]]:
         """Whether the line belongs to a table, and the failures that are complete now."""
         if found := _OF_AGENT.match(line.text):
-            process = Process(None, int(found["local"]), line.process.host, int(found["pid"]))
-            return True, [self._failure(process, int(found["code"]), line, number, first=True)]
+            return True, [self._failure(found, line, number, first=True)]
         if found := _HEADING.match(line.text):
             done = self.close()
             self.busy, self._is_root = True, bool(found["root"])
             return True, done
-        if found := _BORDER.match(line.text):
-            done, was_busy = self.close(), self.busy
-            self.busy = was_busy and not found["end"]
-            return was_busy or line.text.endswith(" FAILED"), done
-        return self._take_field(line, number) if self.busy else (False, [])
+        if not self.busy:
+            return False, []
+        border = _BORDER.match(line.text)
+        if border is None and (self._lines or _FIELD.match(line.text)) and len(self._lines) < _MOST_LINES:
+            self._lines.append((line, number))
+            return True, []
+        self.busy = border is not None and not border["end"]
+        return border is not None, self.close()
 
     def close(self) -> list[Event]:
         """The row ends here."""
-        event, lines = self._event, self._lines
-        self._event, self._lines, self._fields = None, [], {}
-        if event is None:
+        lines, self._lines = self._lines, []
+        found = _ROW.search("\n".join(line.text for line, _ in lines))
+        if found is None:
             return []
-        if raised := _exception(lines, event.line):
+        line, number = lines[found.string.count("\n", 0, found.start("code"))]
+        event = self._failure(found, line, number, first=self._is_root)
+        if raised := _exception((found["trace"] or "").splitlines(), number):
             event.kind, event.raised = Kind.EXCEPTION, raised
         return [event]
 
-    def _take_field(self, line: Line, number: int) -> tuple[bool, list[Event]]:
-        if found := _FIELD.match(line.text):
-            self._fields[found["name"]] = found["value"]
-            if found["name"] == "exitcode":
-                self._event = self._row(line, number)
-            elif found["name"] == "traceback":
-                self._lines = [found["value"]]
-        elif self._lines and len(self._lines) < _MOST_LINES:
-            self._lines.append(line.text)
-        elif line.text.strip():
-            self.busy = False
-            return False, self.close()
-        return True, []
-
-    def _row(self, line: Line, number: int) -> Event | None:
-        code, rank = _CODE.match(self._fields["exitcode"]), _RANK.match(self._fields.get("rank", ""))
-        if code is None:
-            return None
-        process = Process(int(rank[0]) if rank else None, None, self._fields.get("host"), int(code["pid"]))
-        return self._failure(process, int(code["code"]), line, number, first=self._is_root)
-
-    def _failure(self, process: Process, code: int, line: Line, number: int, *, first: bool) -> Event:
-        return replace(
-            ended(process, code, line.time), log=self._log, line=number, text=line.text.strip(), first=first
+    def _failure(self, found: re.Match[str], line: Line, number: int, *, first: bool) -> Event:
+        event = ended(
+            _process({"host": line.process.host, **found.groupdict()}), int(found["code"]), line.time
         )
+        return replace(event, log=self._log, line=number, text=line.text.strip(), first=first)
 
 
 # A launcher's own records -----------------------------------------------------------------------------------

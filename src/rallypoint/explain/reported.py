@@ -1,9 +1,8 @@
 """Facts that structured reports state, as events: Rallypoint's, torchrun's, and a launcher's own.
 
 A report names the process that failed first and says how it ended, which outweighs any guess from words. Its
-other lines repeat a traceback, list what followed, or advise: they are consumed, and never count as clues.
-`_ROWS` holds the wording of every fact, and tests check it against the functions that print the reports. A
-launcher has the facts without any text: it calls `failed`, `ended`, `lost` and `behind`.
+other lines are consumed, and never count as clues. Tests check the wording of every fact against what prints
+the reports. A launcher has its facts without any text: it calls `failed`, `ended`, `lost` and `behind`.
 """
 
 from __future__ import annotations
@@ -25,23 +24,17 @@ LAUNCHER: Final = -1
 """The number of the log of events that a launcher states itself."""
 _LONGEST: Final = 1000
 _MOST_LINES: Final = 300
-STARTS: Final = tuple(
-    map(re.compile, (r"rallypoint: ", r"failed \(exitcode: -?\d", r"Root Cause \(first ", r"Failures:"))
-)
-"""Every report has a line that one of these finds."""
+_OURS: Final = "rallypoint: "
+_FIRST_LINES: Final = (_OURS, r"failed \(exitcode: -?\d", r"Root Cause \(first ", r"Failures:")
+STARTS: Final = tuple(map(re.compile, _FIRST_LINES))
 
 # Rallypoint's own -------------------------------------------------------------------------------------------
 
-_OURS: Final = "rallypoint: "
 _WHO: Final = (
     r"(?:rank (?P<rank>\d+)|\S.*?) \(process (?P<pid>\d+)(?: on (?P<host>[^\s,()]+))?(?:, at [^()]*)?\)"
 )
-_SOME: Final = r"(?:all [\d,]+ ranks|[\d,]+ of [\d,]+ ranks|ranks? \d[\d, and to]*(?: on \S+)?)"
-_ODD: Final = (
-    r"ranks? (?P<rank>\d+)(?:[\d, ]|to|and|more)*?(?: on (?P<host>[^\s,:]+)(?:, \S+)*(?: and \S+)?)?"
-    r"(?::| (?:is|are|do|does|has|have) [^:]*:)"
-)
-_DOES: Final = r"(?:waits?|is|are|has|have|does|do)"
+_ODD: Final = r"ranks? (?P<rank>\d+)(?:[\d, ]|to|and|more)*(?:on (?P<host>[^\s,:]+))?[^:]*:"
+_RAISED: Final = r": (?P<type>\w+)(?:: (?P<message>.*))?$"
 _JOINED: Final = r"(?:attempt \d+: )?[\d,]+ of [\d,]+ ranks(?: of this machine)? have joined"
 _ROWS: Final = tuple(
     (kind, re.compile(pattern))
@@ -50,17 +43,13 @@ _ROWS: Final = tuple(
         (Kind.KILLED, rf"{_WHO} (?:has )?ended by (?:signal )?(?P<signal>SIG\w+)"),
         (Kind.ENDED, rf"{_WHO} (?:has )?ended with exit code (?P<code>\d+)"),
         (Kind.TOLD, r"the launcher of \S+ \(process (?P<pid>\d+)\) was told to end|interrupted(?:: |$)"),
-        (
-            Kind.EXCEPTION,
-            rf"{_WHO}(?: failed first)?(?P<follows>, as it lost another process)?"
-            r": (?P<type>\w+)(?:: (?P<message>.*))?$",
-        ),
-        (Kind.STALL, rf"(?:.*: )?{_SOME} {_DOES} .*; (?:{_ODD}|.* elsewhere\b|nothing is known )"),
+        (Kind.EXCEPTION, rf"{_WHO}(?: failed first)?(?P<follows>, as it lost another process)?{_RAISED}"),
         (Kind.READY, rf"{_JOINED} after [\d.]+ s|serving on "),
         (Kind.STEP, r"the ranks go on$"),
         (Kind.DONE, r"the job has ended, and this spare machine was not needed$"),
         (Kind.BEGIN, rf"(?:after \d+ s, )?(?:{_JOINED}|no rank has joined yet)"),
         (Kind.BEGIN, r"waiting (?:for|up to) |all machines are connected to |the job runs on "),
+        (Kind.STALL, rf".*\branks? .*; (?:{_ODD}|.* elsewhere\b|nothing is known )"),
         (Kind.ERROR, r"this machine is not fit, and stays out of the job: |.* gave no sign of life for "),
         (Kind.ERROR, r"closed \S+: .*\bsecret\b"),
     )
@@ -72,7 +61,6 @@ _FURTHER: Final = re.compile(
     r"|rank \d+ was last seen |Flight Recorder: |see `rallypoint "
 )
 _ADVICE: Final = re.compile(r"(?P<hint>hint: )|cause(?: \([a-z]+\))?: |do first: |whole report: ")
-_ODD_RANK: Final = re.compile(_ODD)
 
 
 class OwnReports:
@@ -93,33 +81,29 @@ class OwnReports:
 
     def take(self, line: Line, number: int) -> tuple[bool, list[Event]]:
         """Whether the line is ours, and the facts that are complete now."""
-        text = line.text
-        if text.startswith(_OURS):
+        if line.text.startswith(_OURS):
             self._spoke = True
-            text = text.removeprefix(_OURS)
-            return True, [*self._end(), *self._begin(text, _fact(text), line, number)]
-        if self._spoke and (advice := _ADVICE.match(text)):
-            return True, self.close() if advice["hint"] else self._end()
-        if not text.strip() or line.marked:
+            return True, [*self.close(), *self._begin(line.text.removeprefix(_OURS), line, number)]
+        if self._spoke and (advice := _ADVICE.match(line.text)):
+            return True, self.close(hinted=bool(advice["hint"]))
+        if not self._event or not line.text.strip() or line.marked:
             return False, []
-        return self._continue(line, number)
+        return self._continue(self._event.kind, line, number)
 
-    def _continue(self, line: Line, number: int) -> tuple[bool, list[Event]]:
-        text, kind = line.text, self._event.kind if self._event is not None else None
-        found = _fact(text.strip()) if kind in (Kind.BEGIN, *_LONG) else None
-        if found is not None and (found[0] is Kind.STALL or not text[0].isspace()):
-            return True, [*self._end(), *self._begin(text.strip(), found, line, number)]
-        if kind in _LONG and _FURTHER.match(text) and len(self._lines) < _MOST_LINES:
-            self._lines += [text[2:]] if text[0].isspace() else []
+    def _continue(self, kind: Kind, line: Line, number: int) -> tuple[bool, list[Event]]:
+        text, is_indented = line.text.strip(), line.text[0].isspace()
+        found = _fact(text) if kind is not Kind.ERROR else None
+        if found is not None and (found[0] is Kind.STALL or not is_indented):
+            return True, [*self.close(), *self._begin(text, line, number)]
+        if kind in _LONG and _FURTHER.match(line.text) and len(self._lines) < _MOST_LINES:
+            self._lines += [line.text[2:]] if is_indented else []
             return True, []
-        return False, self._end()
+        return False, self.close()
 
-    def _begin(
-        self, text: str, found: tuple[Kind, dict[str, str]] | None, line: Line, number: int
-    ) -> list[Event]:
+    def _begin(self, text: str, line: Line, number: int) -> list[Event]:
+        found = _fact(text)
         kind, facts = found or (Kind.ERROR, {})
-        event = Event(kind, self._log, number, text, _process(facts), line.time, line.level)
-        event.code = -signal_number(facts["signal"]) if facts.get("signal") else _number(facts.get("code"))
+        event = Event(kind, self._log, number, text, _process(facts), line.time, code=_code(facts))
         event.first = kind in _LONG and kind is not Kind.STALL and not facts.get("follows")
         event.fatal = event.first or found is None
         if facts.get("type"):
@@ -129,27 +113,21 @@ class OwnReports:
             return []
         return [event]
 
-    def close(self) -> list[Event]:
-        """The report ends here."""
+    def close(self, *, hinted: bool = False) -> list[Event]:
+        """The report ends here, or with a hint."""
         event, lines = self._event, self._lines
         self._event, self._lines = None, []
-        if event is None:
+        if event is None or (event.kind is Kind.ERROR and not hinted):
             return []
         if (own := event.raised) is not None:
             found = _exception((*lines, own.headline), event.line)
             if found is not None and found.frames:
                 event.raised = replace(found, type=own.type, message=own.message)
-        elif (
-            lines and event.kind is Kind.STALL
-        ):  # the first line has the rank that is elsewhere, and its place
-            odd = _ODD_RANK.match(lines[0])
+        elif event.kind is Kind.STALL and lines:
+            odd = re.match(_ODD, lines[0])  # the rank that is elsewhere, and its place
             event.process = _process(odd.groupdict()) if odd is not None else event.process
             event.text += f" {lines[0]}"
         return [event]
-
-    def _end(self) -> list[Event]:
-        """The report ends without a hint."""
-        return [each for each in self.close() if each.kind is not Kind.ERROR]
 
 
 def _fact(text: str) -> tuple[Kind, dict[str, str]] | None:
@@ -157,13 +135,14 @@ def _fact(text: str) -> tuple[Kind, dict[str, str]] | None:
     return next(((kind, each.groupdict()) for kind, each in found if each is not None), None)
 
 
-def _process(facts: dict[str, str]) -> Process:
-    rank, local, pid = (_number(facts.get(name)) for name in ("rank", "local", "pid"))
-    return Process(rank, local, facts.get("host"), pid)
+def _process(facts: dict[str, str], host: str | None = None) -> Process:
+    rank, local, pid = (int(facts[name]) if facts.get(name) else None for name in ("rank", "local", "pid"))
+    return Process(rank, local, facts.get("host") or host, pid)
 
 
-def _number(digits: str | None) -> int | None:
-    return int(digits) if digits else None
+def _code(facts: dict[str, str]) -> int | None:
+    signal, code = facts.get("signal"), facts.get("code")
+    return (-signal_number(signal) or None) if signal else int(code) if code else None
 
 
 def _exception(lines: Iterable[str], number: int) -> Raised | None:
@@ -183,8 +162,9 @@ _OF_AGENT: Final = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of (?:binary|fn):"
 )
 _ROW: Final = re.compile(
-    r"(?: *host *: (?P<host>.*)\n)? *rank *: (?P<rank>\d+).*\n *exitcode *: (?P<code>-?\d+) *\(pid: (?P<pid>\d+)\)"
-    r".*(?:\n *error_file *:.*)?(?:\n *traceback *: (?P<trace>(?s:.*)))?"
+    r"(?: *host *: (?P<host>.*)\n)? *rank *: (?P<rank>\d+).*\n"
+    r" *exitcode *: (?P<code>-?\d+) *\(pid: (?P<pid>\d+)\).*"
+    r"(?:\n *error_file *:.*)?(?:\n *traceback *: (?P<trace>(?s:.*)))?"
 )
 
 
@@ -228,9 +208,7 @@ class Tables:
         return [event]
 
     def _failure(self, found: re.Match[str], line: Line, number: int, *, first: bool) -> Event:
-        event = ended(
-            _process({"host": line.process.host, **found.groupdict()}), int(found["code"]), line.time
-        )
+        event = ended(_process(found.groupdict(), line.process.host), int(found["code"]), line.time)
         return replace(event, log=self._log, line=number, text=line.text.strip(), first=first)
 
 
@@ -265,6 +243,7 @@ def behind(differences: Sequence[Difference]) -> Iterator[Event]:
         for rank in each.absent:
             yield Event(Kind.STALL, LAUNCHER, 0, f"rank {rank} has not reached {where}", Process(rank))
         call, ranks, place = each.calls[0]
-        text = f"{call}{f', at {place}' if place else ''}, unlike the other ranks: {where}"
+        at = f", at {place}" if place else ""
         for rank in ranks if each.kind == "differs" else ():
-            yield Event(Kind.ERROR, LAUNCHER, 0, f"rank {rank} calls {text}", Process(rank))
+            text = f"rank {rank} calls {call}{at}, unlike the other ranks: {where}"
+            yield Event(Kind.ERROR, LAUNCHER, 0, text, Process(rank))

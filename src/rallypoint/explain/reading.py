@@ -23,7 +23,7 @@ STANDARD_INPUT: Final = "standard input"
 _TORCHRUN: Final = re.compile(r"attempt_(?P<attempt>\d+)[/\\](?P<rank>\d+)[/\\]std(?:out|err)\.log(?:\.gz)?$")
 _RANK: Final = re.compile(r"(?i)(?:(?:^|[^a-z])rank[-_.]?|^slurm-\d+_)(?P<rank>\d+)(?:\D|$)")
 _HOST: Final = re.compile(
-    r"(?i)(?P<host>(?:[a-z\d]+-)*(?:node|host|worker|master|machine)(?:[-_]?\d+|-[a-z])(?:-\d+)*)\."
+    r"(?i)(?P<host>(?:[a-z\d]+-)*(?:node|host|worker|machine)(?:[-_]?\d+|-[a-z])(?:-\d+)*)\."
 )
 _LOG: Final = re.compile(r"(?i)\.(?:log|out|err|txt|stdout|stderr)(?:\.\d+)?(?:\.gz)?$|^(?:stdout|stderr)$")
 _CHUNK_BYTES: Final = 1 << 20
@@ -31,7 +31,6 @@ _HEAD_BYTES: Final = 1 << 16
 _MOST_ZEROS: Final = 0.1
 _HOLE: Final = re.compile(rb"\0{16,}")
 """A log that is truncated while it is written has holes: the writer goes on at its old offset."""
-_GZIP: Final = b"\x1f\x8b"
 
 
 class Reader:
@@ -87,7 +86,7 @@ def _chunks_of(path: Path) -> Iterator[bytes]:
 
 
 def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
-    packed = isinstance(stream, io.BufferedReader) and stream.peek(2)[:2] == _GZIP
+    packed = isinstance(stream, io.BufferedReader) and stream.peek(2)[:2] == b"\x1f\x8b"
     source = gzip.GzipFile(fileobj=stream) if packed else stream
     # In small pieces, as the piece with the damage is lost as a whole.
     return iter(lambda: source.read(_HEAD_BYTES if packed else _CHUNK_BYTES), b"")
@@ -109,14 +108,10 @@ def recoded(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decoder_for(head: bytes) -> codecs.IncrementalDecoder | None:
-    start = head[:400]
-    fits = {
-        "utf-16": start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
-        "utf-16-le": start[1::2].count(0) > 0.4 * len(start),
-        "utf-16-be": start[::2].count(0) > 0.4 * len(start) > 0.4,
-    }
-    if name := next((name for name, holds in fits.items() if holds), None):
-        return codecs.getincrementaldecoder(name)("replace")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return codecs.getincrementaldecoder("utf-16")("replace")
+    if head[1:400:2].count(0) > 0.4 * len(head[:400]):
+        return codecs.getincrementaldecoder("utf-16-le")("replace")
     if head.count(0) > _MOST_ZEROS * len(head):
         raise UsageError("binary, not text")
     return None

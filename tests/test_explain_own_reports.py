@@ -265,7 +265,7 @@ Root Cause (first observed failure):
 
 def test_torchruns_table() -> None:
     (agent, other, root), others = _read(_TABLE)
-    assert [line.text[:3] for line in others] == ["===", "---"]
+    assert [line.text[:3] for line in others] == ["==="]
     assert (agent.code, agent.first, agent.process) == (-9, True, Process(None, 1, None, 901))
     assert (other.code, other.first, other.process) == (-15, False, Process(4, None, "node-a", 900))
     assert (root.kind, root.code, root.first) == (Kind.KILLED, -9, True)
@@ -274,7 +274,7 @@ def test_torchruns_table() -> None:
 
 def test_a_row_with_a_traceback_is_its_exception() -> None:
     (_, cause), others = _read((_LOGS / "recorded.log").read_text().split("ChildFailedError:")[1])
-    assert {line.text[0] for line in others} == {"=", "-"}
+    assert {line.text[0] for line in others} == {"="}
     assert (cause.kind, cause.code, cause.first, cause.process.rank) == (Kind.EXCEPTION, 1, True, 1)
     assert cause.raised is not None
     assert cause.raised.headline == "RuntimeError: the table has no labels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -33,7 +34,7 @@ def _read(path: Path) -> tuple[bytes, list[tuple[str, str]]]:
         _TEXT.encode("utf-8-sig"),
         _TEXT.encode("utf-16"),
         _TEXT.encode("utf-16-le"),
-        _TEXT.encode("utf-16-be"),
+        codecs.BOM_UTF16_BE + _TEXT.encode("utf-16-be"),
         _TEXT.replace("\n", "\r\n").encode(),
         b"\xff\xfd\xfe broken\n" + _TEXT.encode("latin-1", errors="replace"),
         _TEXT.encode().rstrip(b"\n"),

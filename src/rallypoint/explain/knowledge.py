@@ -2,8 +2,7 @@
 
 An entry is recognized by its patterns. Words such as "message truncated" mean one thing from NCCL and another
 from anyone else, so an entry can name its speakers (`by`): the text itself, or the type and the frames of its
-exception, has to show one of them. `heard` asks the same of the log as a whole. The first
-entry of the file that fits is taken, so the more specific one comes first. Everything else is data.
+exception, has to show one of them. `heard` asks the same of the log as a whole. The first that fits is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PATH: Final = Path(__file__).with_name("causes.toml")
 ROLES: Final = ("cause", "ending", "consequence", "wrapper", "notice")
 OTHER: Final = "other"
 """The text of a remedy for a job without a known launcher."""
@@ -43,7 +41,7 @@ class Entry:
     id: str
     title: str
     role: str
-    """cause, ending (of a process, for a reason outside of the log), consequence (of another failure), wrapper (other lines have the error) or notice (harmless)."""
+    """One of ROLES: an ending is that of a process, for a reason that is outside of the log."""
     patterns: tuple[re.Pattern[str], ...]
     example: str
     why: str
@@ -67,8 +65,8 @@ class Match:
 class _Index(Generic[_Meaning]):
     """Patterns with their meanings. Only those of which a fixed text is there are tried."""
 
-    def __init__(self, patterns: Iterable[tuple[_Meaning, re.Pattern[str]]]) -> None:
-        self.patterns = list(patterns)
+    def __init__(self, patterns: Mapping[_Meaning, Iterable[re.Pattern[str]]]) -> None:
+        self.patterns = [(meaning, each) for meaning, found in patterns.items() for each in found]
         self._by_text: dict[str, list[int]] = {}
         for number, (_, pattern) in enumerate(self.patterns):
             for fixed in fixed_texts(pattern) or (b"",):
@@ -80,8 +78,7 @@ class _Index(Generic[_Meaning]):
         tried = {number for fixed, numbers in self._by_text.items() if fixed in lower for number in numbers}
         for number in sorted(tried):
             meaning, pattern = self.patterns[number]
-            found = pattern.search(text)
-            if found is not None:
+            if (found := pattern.search(text)) is not None:
                 yield meaning, found
 
 
@@ -93,16 +90,12 @@ class Knowledge:
         self.entries = tuple(
             _entry(role, values, phrases) for role in ROLES for values in document.get(role, ())
         )
-        self.names = frozenset(document["speaker"])
-        """All speakers."""
-        self.launchers = frozenset(name for name in self.names if document["speaker"][name]["launcher"])
-        self._remedies: Mapping[str, Mapping[str, str]] = document.get("remedy", {})
-        self._entries = _Index((entry, pattern) for entry in self.entries for pattern in entry.patterns)
-        self._speakers = _Index(
-            (name, pattern)
-            for name, told in document["speaker"].items()
-            for pattern in _compiled(told["patterns"], phrases)
-        )
+        speakers = document["speaker"]
+        self.names = frozenset(speakers)
+        self.launchers = frozenset(name for name in speakers if speakers[name]["launcher"])
+        self._remedies = {f"@{name}": texts for name, texts in document.get("remedy", {}).items()}
+        self._entries = _Index({entry: entry.patterns for entry in self.entries})
+        self._speakers = _Index({name: _compiled(speakers[name]["patterns"], phrases) for name in speakers})
         self.patterns = [pattern for _, pattern in self._entries.patterns]
         self.speaker_patterns = [pattern for _, pattern in self._speakers.patterns]
 
@@ -125,18 +118,14 @@ class Knowledge:
 
     def steps(self, entry: Entry, facts: Mapping[str, str], launcher: str = "") -> list[str]:
         """What to do, in the terms of the launcher that wrote the log."""
-        texts = (self._remedy(step[1:], launcher) if step.startswith("@") else step for step in entry.do)
-        return [fill(text, facts) for text in texts]
-
-    def _remedy(self, name: str, launcher: str) -> str:
-        texts = self._remedies[name]
-        return texts.get(launcher, texts[OTHER])
+        remedies = (self._remedies.get(step, {OTHER: step}) for step in entry.do)
+        return [fill(texts.get(launcher, texts[OTHER]), facts) for texts in remedies]
 
 
 @cache
 def knowledge() -> Knowledge:
     """The knowledge base that comes with the package."""
-    return Knowledge(tomllib.loads(PATH.read_text(encoding="utf-8")))
+    return Knowledge(tomllib.loads(Path(__file__).with_name("causes.toml").read_text("utf-8")))
 
 
 def fill(text: str, facts: Mapping[str, str]) -> str:
@@ -153,11 +142,9 @@ def fill(text: str, facts: Mapping[str, str]) -> str:
 
 
 def _entry(role: str, values: Mapping[str, Any], phrases: Mapping[str, str]) -> Entry:
-    told: dict[str, Any] = {
-        "unlike" if key == "not" else key: tuple(value) if isinstance(value, list) else value
-        for key, value in values.items()
-    }
-    told |= {key: frozenset(told.get(key, ())) for key in ("by", "heard")}
+    told: dict[str, Any] = {"unlike" if name == "not" else name: value for name, value in values.items()}
+    told |= {name: tuple(told.get(name, ())) for name in ("do", "sources", "unlike")}
+    told |= {name: frozenset(told.get(name, ())) for name in ("by", "heard")}
     return Entry(**{**told, "role": role, "patterns": _compiled(values["patterns"], phrases)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final
 
 from rallypoint.exits import exit_text, signal_name
@@ -23,9 +23,9 @@ WIDTH: Final = 80
 _MOST_LINES: Final = 20
 _MOST_STEPS: Final = 3
 _MOST_ROWS: Final = 20
+_MOST_RANKS: Final = 100_000
 _TITLES: Final = {
     Kind.ERROR: "the first line that states an error",
-    Kind.LIBRARY: "a library's own account",
     Kind.KILLED: "a process was killed",
     Kind.ENDED: "a process ended with an error",
     Kind.TOLD: "the job was told to end",
@@ -39,8 +39,8 @@ _AFTERWARDS: Final = {
     "slurm": "`sacct -j JOB --format=JobID,State,ExitCode,MaxRSS` shows how it ended, if it has.",
     "kubernetes": "`kubectl describe pod POD` shows how it ended, if it has.",
     "ray": "`ray status` shows which nodes and resources it has, and which it still needs.",
+    "": "`dmesg -T | grep -i killed` shows whether the kernel ended it for its memory.",
 }
-_KILLED: Final = "`dmesg -T | grep -i killed` shows whether the kernel ended it for its memory."
 _SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n")
 _REMEDY: Final = re.compile(
     r"(?i)^(?:please |(?:or|and|instead),? |to \w[^,]{0,60}, )?(?:try|use|set|install|upgrade|downgrade|pass"
@@ -94,8 +94,7 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     log = f"({_in_log(found, event, root, width - 40)})"
     place = raised.place if raised is not None else None
     at = f"at {_place(place, max(width - 6 - columns(log), 30))} " if place is not None else ""
-    for each in [at + log] if columns(at + log) <= width - 2 else [at, log]:
-        yield from _cut(each, width, 1, "  ")
+    yield from _cut(at + log, width, 2, "  ", "  ")
     if raised is not event.raised and event.raised is not None:
         yield from _cut(f"which became {event.raised.name}: {event.raised.message}", width, 1, "  ")
 
@@ -104,10 +103,10 @@ def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) ->
     """The place in the log: `train.log, line 812, 14:36:19`. A structured report has none."""
     if event.log == LAUNCHER:
         return "as reported"
-    at = [f", {clock(event.time)}"] if event.time is not None else []
-    attempt = [f", attempt {event.attempt + 1} of {found.attempts}"] if found.attempts > 1 else []
-    name = short_path(found.logs[event.log].name, most)
-    return "".join([f"{name}, line {_line(found, event, root):,}", *at, *attempt])
+    parts = [short_path(found.logs[event.log].name, most), f"line {_line(found, event, root):,}"]
+    parts += [clock(event.time)] if event.time is not None else []
+    parts += [f"attempt {event.attempt + 1} of {found.attempts}"] if found.attempts > 1 else []
+    return ", ".join(parts)
 
 
 def _line(found: Explanation, event: Event, root: Raised | None = None) -> int | None:
@@ -127,7 +126,7 @@ def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:
     yield from wrapped(f"No failure in {counted(found.lines, 'line')}, but the log stops {where}:", width)
     yield from _quote(found, stop, width)
     more = [_MISSING] if found.worked is None and _MEETING.search(stop.text) else []
-    yield from _numbered([_LOOK, *more, _AFTERWARDS.get(found.launcher, _KILLED)], width)
+    yield from _numbered([_LOOK, *more, _AFTERWARDS.get(found.launcher, _AFTERWARDS[""])], width)
 
 
 def _nothing(found: Explanation, width: int) -> Iterator[str]:
@@ -165,8 +164,8 @@ def _rows(events: Iterable[Event]) -> list[str]:
     rows = []
     for title, group in sorted(by_title.items(), key=lambda item: -len({each.process for each in item[1]})):
         times = sum(each.count for each in group)
-        parts = [_who([each.process for each in group]), f"{times:,} times" if times > 1 else ""]
-        rows.append(f"{title} ({', '.join(filter(None, parts))})" if any(parts) else title)
+        told = filter(None, (_who([each.process for each in group]), f"{times:,} times" if times > 1 else ""))
+        rows.append(f"{title} ({', '.join(told)})".removesuffix(" ()"))
     return rows
 
 
@@ -204,22 +203,21 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
 
 def elsewhere(found: Explanation, verdict: Verdict) -> str:
     """Where to look for the cause of a mere consequence."""
-    events = [*found.consequences, *found.notices, verdict.event]
-    ranks = [*(each.process.rank for each in events), *(each.rank for each in found.logs)]
+    processes = [each.process for each in (*found.consequences, *found.notices, verdict.event)]
+    ranks = [*(each.rank for each in processes), *(each.rank for each in found.logs)]
     wrote = {each for each in ranks if each is not None}
     peer = _facts(verdict.event).get("peer", "")
-    silent = set(range(max(wrote, default=-1) + 1)) - wrote
-    absent = [int(peer)] if peer.isdecimal() and len(peer) < 7 else sorted(silent)
-    text = f"The cause is not in {'this log' if len(found.logs) == 1 else 'these logs'}: look at"
-    if not absent:
-        return f"{text} the other ranks' logs from before that time."
-    return f"{text} {named_ranks(absent)}{'' if wrote & set(absent) else ', which wrote nothing here'}."
+    silent = sorted(set(range(min(max(wrote, default=0), _MOST_RANKS))) - wrote)
+    absent = [int(peer)] if peer.isdecimal() and len(peer) < 7 else silent
+    place = named_ranks(absent) if absent else "the other ranks' logs from before that time"
+    silence = ", which wrote nothing here" if absent and not wrote & set(absent) else ""
+    logs = "this log" if len(found.logs) == 1 else "these logs"
+    return f"The cause is not in {logs}: look at {place}{silence}."
 
 
 def _facts(event: Event) -> dict[str, str]:
     """The facts of an event, which are from a log: none may begin or end a command."""
-    facts = event.match.facts if event.match is not None else {}
-    return {name: _harmless(value) for name, value in facts.items()}
+    return {name: _harmless(value) for name, value in event.match.facts.items()} if event.match else {}
 
 
 def _harmless(text: str) -> str:
@@ -251,33 +249,30 @@ def _numbered(steps: Sequence[str], width: int) -> Iterator[str]:
 def _cut(text: str, width: int, most: int, first: str = "", later: str | None = None) -> list[str]:
     """A text from a log, in as many lines at most; nothing if it is empty."""
     lines = wrapped(text, width, first, later)
-    if len(lines) <= most:
-        return lines
-    last = lines[most - 1]
-    return [*lines[: most - 1], f"{last if columns(last) <= width - 2 else last[:-2]} …"]
+    if len(lines) > most:
+        last = lines[most - 1]
+        lines[most - 1 :] = [f"{last if columns(last) <= width - 2 else last[:-2]} …"]
+    return lines
 
 
 def as_json(found: Explanation) -> dict[str, Any]:
-    """The whole explanation. The keys are stable:
+    """The whole explanation, with stable keys.
 
-    found, lines, launcher (or ""), attempts; consequences, notices, earlier: events
-    verdict: null, or an event with certainty, reason, why, do, elsewhere, and by: a library's line or null.
-        Its headline, line and place are those of the exception to look at.
-    set_aside: events without effect, with a reason; stop, worked: an event or null
-    logs: name, lines, rank, host, attempt, newest_first; unreadable: name, reason
-    An event: kind, title, headline, place, log, line, rank, local, host, pid, text, time, level, attempt,
-        code, first, count, role, id, facts, sources, exceptions (of a chain: the first one first)
+    The headline, line and place of the verdict are those of the exception to look at. `by` is a library's own
+    line. Of a chain of exceptions, the first one comes first.
     """
-    lists = ("consequences", "notices", "earlier")
     logs = ("name", "lines", "rank", "host", "attempt", "newest_first")
     return {
-        **{name: getattr(found, name) for name in ("found", "lines", "launcher", "attempts")},
+        **_picked(found, "found", "lines", "launcher", "attempts"),
         "verdict": _verdict_json(found, found.verdict) if found.verdict is not None else None,
-        **{name: [_event_json(found, each) for each in getattr(found, name)] for name in lists},
+        **{
+            name: [_event_json(found, each) for each in getattr(found, name)]
+            for name in ("consequences", "notices", "earlier")
+        },
         "set_aside": [{**_event_json(found, each), "reason": why} for each, why in found.set_aside.items()],
         "stop": _event_json(found, found.stop) if found.stop is not None else None,
         "worked": _event_json(found, found.worked) if found.worked is not None else None,
-        "logs": [{name: getattr(each, name) for name in logs} for each in found.logs],
+        "logs": [_picked(each, *logs) for each in found.logs],
         "unreadable": [{"name": name, "reason": reason} for name, reason in found.unreadable],
     }
 
@@ -285,8 +280,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
 def _verdict_json(found: Explanation, verdict: Verdict) -> dict[str, Any]:
     return {
         **_event_json(found, verdict.event, verdict.root),
-        "certainty": verdict.certainty,
-        "reason": verdict.reason,
+        **_picked(verdict, "certainty", "reason"),
         "why": why_of(verdict),
         "do": steps_of(found, verdict),
         "elsewhere": elsewhere(found, verdict) if verdict.certainty == "consequence" else "",
@@ -295,8 +289,8 @@ def _verdict_json(found: Explanation, verdict: Verdict) -> dict[str, Any]:
 
 
 def _event_json(found: Explanation, event: Event, root: Raised | None = None) -> dict[str, Any]:
-    raised, entry = root or event.raised, event.match.entry if event.match is not None else None
-    names = ("text", "time", "level", "attempt", "code", "first", "count", "role")
+    raised, match = root or event.raised, event.match
+    chain = event.raised.chain if event.raised is not None else []
     return {
         "kind": event.kind.value,
         "title": title_of(event, root),
@@ -305,14 +299,17 @@ def _event_json(found: Explanation, event: Event, root: Raised | None = None) ->
         "log": found.logs[event.log].name if event.log != LAUNCHER else None,
         "line": _line(found, event, root),
         **asdict(event.process),
-        **{name: getattr(event, name) for name in names},
-        "id": entry.id if entry is not None else None,
-        "facts": event.match.facts if event.match is not None else {},
-        "sources": list(entry.sources) if entry is not None else [],
-        "exceptions": [_raised_json(each) for each in event.raised.chain] if event.raised is not None else [],
+        **_picked(event, "text", "time", "level", "attempt", "code", "first", "count", "role"),
+        "id": match.entry.id if match is not None else None,
+        "facts": match.facts if match is not None else {},
+        "sources": list(match.entry.sources) if match is not None else [],
+        "exceptions": [_raised_json(each) for each in chain],
     }
 
 
 def _raised_json(raised: Raised) -> dict[str, Any]:
-    values = asdict(replace(raised, earlier=None))
-    return {name: value for name, value in values.items() if name != "earlier"}
+    return {**_picked(raised, "type", "text", "line"), "frames": list(map(str, raised.frames))}
+
+
+def _picked(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}

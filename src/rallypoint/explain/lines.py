@@ -25,6 +25,7 @@ else:
     import tomli as tomllib
 
 LONGEST_TEXT: Final = 4096
+_TABLE: Final = "prefixes.toml"
 _MOST_PREFIXES: Final = 8
 _MOST_NAMES: Final = 100_000
 _DAY: Final = 86_400
@@ -38,10 +39,6 @@ _LEVELS: Final = {
     **dict.fromkeys(("E", "ERROR", "FAILED"), "error"),
     **dict.fromkeys(("C", "F", "CRITICAL", "FATAL", "PANIC"), "fatal"),
 }
-# A progress bar does not end its line: the next message stands right behind it.
-_BAR: Final = re.compile(
-    r"[^|]{0,200}?\d{1,3}%\|[^|]*\|[^\[]{0,80}\[[^\]]{0,200}(?:it/s|s/it)[^\]]{0,200}\](?=\S)"
-)
 # Ray writes once what many processes say.
 _REPEATED: Final = re.compile(r" \[repeated \d+x across cluster\].{0,200}$")
 # Colours whose escape character was lost when the log was copied.
@@ -51,8 +48,7 @@ _CONTINUED: Final = re.compile(r"\\\n *")
 
 def decode(raw: bytes) -> str:
     """A line as text: without colours, cut if it is very long; bytes that are not UTF-8 become U+FFFD."""
-    plain = ESCAPE.sub(b"", raw) if b"\x1b" in raw else raw
-    plain = _LOST_ESCAPE.sub(b"", plain) if b"m" in plain and b"[" in plain else plain
+    plain = _LOST_ESCAPE.sub(b"", ESCAPE.sub(b"", raw))
     return plain[: 4 * LONGEST_TEXT].decode(errors="replace")[:LONGEST_TEXT].rstrip()
 
 
@@ -70,8 +66,6 @@ class Line:
     """Whether a logger's message begins here; if not, the line may belong to the one before."""
     marked: bool = False
     """Whether torch put the rank before it, as it does with exceptions that nobody caught."""
-    logged: bool = False
-    """Whether one of torch's Python loggers wrote it: an exception there was caught."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +77,24 @@ class Prefix:
     """What can only follow a prefix, if this one must be learnt."""
     record: bool
     marked: bool
-    logged: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Severity:
-    """Words that tell a level: always the same one, or the one that they name."""
+    """Words at the beginning of a line that tell a level: always the same one, or the one that they name."""
 
     pattern: re.Pattern[str]
     level: str
-    anywhere: bool
 
     def level_of(self, text: str) -> str:
-        match = (self.pattern.search if self.anywhere else self.pattern.match)(text)
+        match = self.pattern.match(text)
         return "" if match is None else self.level or _LEVELS[match["level"].upper()]
 
 
 @cache
-def table() -> dict[str, Any]:
-    """The contents of prefixes.toml."""
-    contents: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prefixes.toml").read_text("utf-8"))
-    return contents
+def load(name: str) -> dict[str, Any]:
+    """One of the tables that come with this package."""
+    return dict(tomllib.loads(Path(__file__).with_name(name).read_text("utf-8")))
 
 
 @cache
@@ -113,9 +104,10 @@ def prefixes() -> tuple[Prefix, ...]:
         Prefix(
             _compile(each["pattern"]),
             _compile(each["follows"]) if "follows" in each else None,
-            **{name: each.get(name, False) for name in ("record", "marked", "logged")},
+            each.get("record", False),
+            each.get("marked", False),
         )
-        for each in table()["prefix"]
+        for each in load(_TABLE)["prefix"]
     )
 
 
@@ -123,14 +115,13 @@ def prefixes() -> tuple[Prefix, ...]:
 def severities() -> tuple[Severity, ...]:
     """All words that tell a level; the first that a line has counts."""
     return tuple(
-        Severity(_compile(each["pattern"]), each.get("level", ""), each.get("anywhere", False))
-        for each in table()["severity"]
+        Severity(_compile(each["pattern"]), each.get("level", "")) for each in load(_TABLE)["severity"]
     )
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
     pattern = _CONTINUED.sub("", pattern)
-    for name, piece in reversed(table()["pieces"].items()):  # a piece may have those before it
+    for name, piece in reversed(load(_TABLE)["pieces"].items()):  # a piece may have those before it
         pattern = pattern.replace(f"{{{name}}}", piece)
     return re.compile(pattern)
 
@@ -144,9 +135,7 @@ class Prefixes:
 
     def split(self, text: str) -> Line:
         """A line, without its prefixes."""
-        bar = _BAR.match(text) if "%|" in text else None
-        rest = text[bar.end() :] if bar else text
-        rest = _REPEATED.sub("", rest) if "[repeated " in rest else rest
+        rest = _REPEATED.sub("", text)
         found: list[tuple[Prefix, dict[str, str]]] = []
         while len(found) < _MOST_PREFIXES and (
             match := self._find(rest, learnt=not any(prefix.record for prefix, _ in found))
@@ -168,7 +157,6 @@ class Prefixes:
             next((said for each in severities() if (said := each.level_of(text))), level),
             any(prefix.record for prefix, _ in found),
             any(prefix.marked for prefix, _ in found),
-            any(prefix.logged for prefix, _ in found),
         )
 
     def _find(self, text: str, *, learnt: bool) -> tuple[Prefix, re.Match[str]] | None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.explain.events import NOBODY, Process
-from rallypoint.explain.lines import Line, Prefixes, decode, load, prefixes, severities
+from rallypoint.explain.lines import Line, Prefixes, decode, load, rows
 
 pytestmark = pytest.mark.windows
 
@@ -44,24 +44,24 @@ def test_each_entry_has_examples() -> None:
 @pytest.mark.parametrize(("at", "example"), _cases("prefix", "examples"))
 def test_a_prefix_leaves_the_rest_of_its_examples(at: int, example: tuple[str, str]) -> None:
     line, rest = example
-    found = prefixes()[at].pattern.match(line)
+    found = rows("prefix")[at].pattern.match(line)
     assert found is not None
     assert line[found.end() :] == rest
 
 
 @pytest.mark.parametrize(("at", "line"), _cases("prefix", "not"))
 def test_a_prefix_leaves_other_lines_alone(at: int, line: str) -> None:
-    assert prefixes()[at].pattern.match(line) is None
+    assert rows("prefix")[at].pattern.match(line) is None
 
 
 @pytest.mark.parametrize(("at", "text"), _cases("severity", "examples"))
 def test_words_tell_a_level(at: int, text: str) -> None:
-    assert _split(text).level == severities()[at].level_of(text) != ""
+    assert _split(text).level == rows("severity")[at].level_of(text) != ""
 
 
 @pytest.mark.parametrize(("at", "text"), _cases("severity", "not"))
 def test_words_that_tell_no_level(at: int, text: str) -> None:
-    assert severities()[at].level_of(text) == ""
+    assert rows("severity")[at].level_of(text) == ""
 
 
 # Prefixes --------------------------------------------------------------------------------------------------

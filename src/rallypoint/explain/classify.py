@@ -1,7 +1,7 @@
 """What a line says by its own text: at most one class, from the table in classes.toml. Pure.
 
 The first class that fits is taken. Each pattern stands in the table next to lines that it matches and lines
-that it must not match. A class without a kind is for lines that look like events and are none: source code, headings.
+that it must not match. A class without a kind is for lines that look like events and are none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from rallypoint.explain.lines import load
 
 LONGEST: Final = 2_000
 """Characters of a line that are compared with patterns."""
-_SHELL_SIGNAL: Final = 128
 _FATAL: Final = re.compile(
     r"^(?:\[[\w. -]{1,30}\] ?){0,3}[\w./@ :-]{0,40}?"
     r"\[?(?:FATAL\b|CRITICAL\b|(?<![Nn]on-)[Ff]atal error\b|[Ff]atal:)"
@@ -67,12 +66,9 @@ class Table:
         self.classes = [Class(row) for row in document["class"]]
         self.exceptions = [Class(row) for row in document["exceptions"]]
         self.denials = [re.compile(each) for each in document["denials"]["patterns"]]
-
-    @property
-    def failures(self) -> list[re.Pattern[str]]:
-        """The patterns of lines that may speak of a failure or of a new start."""
-        wanted = (*FAILURES, Kind.RESTART)
-        return [pattern for each in self.classes if each.kind in wanted for pattern in each.patterns]
+        wanted = [each for each in self.classes if each.kind in (*FAILURES, Kind.RESTART)]
+        self.failures = [pattern for each in wanted for pattern in each.patterns]
+        """Those of lines that may speak of a failure or of a new start."""
 
 
 @cache
@@ -119,4 +115,4 @@ def normal_code(code: int) -> int:
     """A code as Python gives it, negative for a signal: shells and Windows write others."""
     if code < -255:
         return code + 2**32
-    return _SHELL_SIGNAL - code if _SHELL_SIGNAL < code < _SHELL_SIGNAL + 65 else code
+    return 128 - code if 128 < code < 193 else code

@@ -6,23 +6,18 @@ import time
 
 import pytest
 
-from rallypoint.explain.classify import (
-    LONGEST,
-    Class,
-    class_of,
-    classify,
-    normal_code,
-    table,
-    without_denials,
-)
+from rallypoint.explain.classify import LONGEST, class_of, classify, normal_code, without_denials
 from rallypoint.explain.events import FAILURES, Kind, Raised
+from rallypoint.explain.lines import load
 
 pytestmark = pytest.mark.windows
 
-_MATCHES = [(each.name, line) for each in table().classes for line in each.matches]
-_NOT = [(each.name, line) for each in table().classes for line in each.not_]
-_EXCEPTIONS = [(each, line) for each in table().exceptions for line in each.matches]
-_NO_EXCEPTIONS = [(each, line) for each in table().exceptions for line in each.not_]
+_ROWS = load("classes.toml")
+_DENIALS = _ROWS["denials"]
+
+
+def _examples(rows: str, examples: str) -> list[tuple[str, str]]:
+    return [(row["name"], line) for row in _ROWS[rows] for line in row[examples]]
 
 
 def _name(text: str) -> str | None:
@@ -39,41 +34,41 @@ def _raised(line: str) -> Raised:
 
 
 def test_each_row_has_examples() -> None:
-    rows = (*table().classes, *table().exceptions, table().denials)
-    assert [each.name for each in rows if not (each.matches and each.not_ and each.patterns)] == []
+    rows = (*_ROWS["class"], *_ROWS["exceptions"], _DENIALS)
+    assert [each for each in rows if not (each["matches"] and each["not"] and each["patterns"])] == []
 
 
-@pytest.mark.parametrize(("name", "line"), _MATCHES)
+@pytest.mark.parametrize(("name", "line"), _examples("class", "matches"))
 def test_a_row_is_the_first_that_its_examples_match(name: str, line: str) -> None:
     assert _name(line) == name
 
 
-@pytest.mark.parametrize(("name", "line"), _NOT)
+@pytest.mark.parametrize(("name", "line"), _examples("class", "not"))
 def test_a_row_leaves_other_lines_alone(name: str, line: str) -> None:
     assert _name(line) != name
 
 
-@pytest.mark.parametrize(("row", "line"), _EXCEPTIONS, ids=lambda each: getattr(each, "name", None))
-def test_the_class_of_an_exception(row: Class, line: str) -> None:
-    assert class_of(_raised(line)) == row.name
+@pytest.mark.parametrize(("name", "line"), _examples("exceptions", "matches"))
+def test_the_class_of_an_exception(name: str, line: str) -> None:
+    assert class_of(_raised(line)) == name
 
 
-@pytest.mark.parametrize(("row", "line"), _NO_EXCEPTIONS, ids=lambda each: getattr(each, "name", None))
-def test_other_exceptions_have_another_class(row: Class, line: str) -> None:
-    assert class_of(_raised(line)) != row.name
+@pytest.mark.parametrize(("name", "line"), _examples("exceptions", "not"))
+def test_other_exceptions_have_another_class(name: str, line: str) -> None:
+    assert class_of(_raised(line)) != name
 
 
 # Denials ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", table().denials.matches)
+@pytest.mark.parametrize("line", _DENIALS["matches"])
 def test_words_that_deny_a_failure_are_removed(line: str) -> None:
     found = classify(line)
     assert without_denials(line) != line
     assert found is None or found.kind not in FAILURES
 
 
-@pytest.mark.parametrize("line", table().denials.not_)
+@pytest.mark.parametrize("line", _DENIALS["not"])
 def test_words_that_state_a_failure_remain(line: str) -> None:
     assert without_denials(line) == line
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
-from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
@@ -67,9 +66,8 @@ def test_fixed_texts(pattern: str, texts: set[bytes] | None) -> None:
     assert fixed_texts(re.compile(pattern)) == texts
 
 
-def test_a_pattern_without_a_fixed_text_is_rejected() -> None:
-    with pytest.raises(ValueError, match="no text is in every match"):
-        _sieve(r"\d+")
+def test_a_pattern_without_a_fixed_text_names_no_line() -> None:
+    assert _sieve(r"\d+").wanted(b"1\n2") == []
 
 
 # The sieve -------------------------------------------------------------------------------------------------
@@ -121,13 +119,6 @@ def test_lines_that_differ_in_numbers_are_dropped_once_some_were_tried_in_vain()
     assert sieve.wanted(block) == []
 
 
-def test_lines_that_differ_in_an_id_have_the_same_form() -> None:
-    sieve = _sieve()
-    ids = (sha256(b"%d" % number).hexdigest() for number in range(10 * TRIES))
-    wanted = [sieve.wanted(f"{each} train Error: 0.{at}".encode()) for at, each in enumerate(ids)]
-    assert wanted == [[0]] * TRIES + [[]] * 9 * TRIES
-
-
 def test_a_form_that_mattered_is_never_dropped() -> None:
     sieve, block = _sieve(), b"[rank3]: FooError: 12\n" * TRIES
     sieve.wanted(block)
@@ -152,7 +143,7 @@ def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     sieve = _sieve()
     for letter in "abcdefghijklmnopqrst":
         assert sieve.wanted(f"{letter}\n".encode()) == []
-    assert len(sieve._dull) <= 12
+    assert len(sieve._tries) <= 12
 
 
 # Blocks ----------------------------------------------------------------------------------------------------

@@ -25,23 +25,13 @@ else:
     import tomli as tomllib
 
 LONGEST_TEXT: Final = 4096
+_TABLE: Final = "prefixes.toml"
 _MOST_PREFIXES: Final = 8
 _MOST_NAMES: Final = 100_000
 _DAY: Final = 86_400
 _SOME_DAY: Final = timegm((2000, 7, 1, 0, 0, 0))
 """The day of a log that names none, in a leap year."""
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_LEVELS: Final = {
-    **dict.fromkeys(("D", "V", "DEBUG", "TRACE"), "debug"),
-    **dict.fromkeys(("I", "INFO", "NOTICE"), "info"),
-    **dict.fromkeys(("W", "WARN", "WARNING"), "warning"),
-    **dict.fromkeys(("E", "ERROR", "FAILED"), "error"),
-    **dict.fromkeys(("C", "F", "CRITICAL", "FATAL", "PANIC"), "fatal"),
-}
-# A progress bar does not end its line: the next message stands right behind it.
-_BAR: Final = re.compile(
-    r"[^|]{0,200}?\d{1,3}%\|[^|]*\|[^\[]{0,80}\[[^\]]{0,200}(?:it/s|s/it)[^\]]{0,200}\](?=\S)"
-)
 # Ray writes once what many processes say.
 _REPEATED: Final = re.compile(r" \[repeated \d+x across cluster\].{0,200}$")
 # Colours whose escape character was lost when the log was copied.
@@ -51,8 +41,7 @@ _CONTINUED: Final = re.compile(r"\\\n *")
 
 def decode(raw: bytes) -> str:
     """A line as text: without colours, cut if it is very long; bytes that are not UTF-8 become U+FFFD."""
-    plain = ESCAPE.sub(b"", raw) if b"\x1b" in raw else raw
-    plain = _LOST_ESCAPE.sub(b"", plain) if b"m" in plain and b"[" in plain else plain
+    plain = _LOST_ESCAPE.sub(b"", ESCAPE.sub(b"", raw))
     return plain[: 4 * LONGEST_TEXT].decode(errors="replace")[:LONGEST_TEXT].rstrip()
 
 
@@ -70,67 +59,43 @@ class Line:
     """Whether a logger's message begins here; if not, the line may belong to the one before."""
     marked: bool = False
     """Whether torch put the rank before it, as it does with exceptions that nobody caught."""
-    logged: bool = False
-    """Whether one of torch's Python loggers wrote it: an exception there was caught."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """One kind of prefix; `prefixes.toml` says what each field means."""
-
-    pattern: re.Pattern[str]
-    follows: re.Pattern[str] | None
-    """What can only follow a prefix, if this one must be learnt."""
-    record: bool
-    marked: bool
-    logged: bool
+@cache
+def load(name: str) -> dict[str, Any]:
+    """One of the tables that come with this package."""
+    return dict(tomllib.loads(Path(__file__).with_name(name).read_text("utf-8")))
 
 
-@dataclass(frozen=True, slots=True)
-class Severity:
-    """Words that tell a level: always the same one, or the one that they name."""
+class Row:
+    """A prefix, or words at the beginning of a line that tell a level; `prefixes.toml` says more."""
 
-    pattern: re.Pattern[str]
-    level: str
-    anywhere: bool
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.pattern = _compile(row["pattern"])
+        self.follows = _compile(row["follows"]) if "follows" in row else None
+        self.record: bool = row.get("record", False)
+        self.marked: bool = row.get("marked", False)
+        self._level: str = row.get("level", "")
 
     def level_of(self, text: str) -> str:
-        match = (self.pattern.search if self.anywhere else self.pattern.match)(text)
-        return "" if match is None else self.level or _LEVELS[match["level"].upper()]
+        match = self.pattern.match(text)
+        return "" if match is None else self._level or _level(match["level"])
 
 
 @cache
-def table() -> dict[str, Any]:
-    """The contents of prefixes.toml."""
-    contents: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prefixes.toml").read_text("utf-8"))
-    return contents
+def rows(kind: str) -> list[Row]:
+    """All of a kind, prefix or severity, in the order in which they are tried."""
+    return [Row(row) for row in load(_TABLE)[kind]]
 
 
-@cache
-def prefixes() -> tuple[Prefix, ...]:
-    """All kinds of prefixes, in the order in which they are tried."""
-    return tuple(
-        Prefix(
-            _compile(each["pattern"]),
-            _compile(each["follows"]) if "follows" in each else None,
-            **{name: each.get(name, False) for name in ("record", "marked", "logged")},
-        )
-        for each in table()["prefix"]
-    )
-
-
-@cache
-def severities() -> tuple[Severity, ...]:
-    """All words that tell a level; the first that a line has counts."""
-    return tuple(
-        Severity(_compile(each["pattern"]), each.get("level", ""), each.get("anywhere", False))
-        for each in table()["severity"]
-    )
+def _level(word: str) -> str:
+    """The level that a logger's word for it means; empty for another word."""
+    return str(load(_TABLE)["levels"].get(word.upper(), ""))
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
     pattern = _CONTINUED.sub("", pattern)
-    for name, piece in reversed(table()["pieces"].items()):  # a piece may have those before it
+    for name, piece in reversed(load(_TABLE)["pieces"].items()):  # a piece may have those before it
         pattern = pattern.replace(f"{{{name}}}", piece)
     return re.compile(pattern)
 
@@ -144,46 +109,44 @@ class Prefixes:
 
     def split(self, text: str) -> Line:
         """A line, without its prefixes."""
-        bar = _BAR.match(text) if "%|" in text else None
-        rest = text[bar.end() :] if bar else text
-        rest = _REPEATED.sub("", rest) if "[repeated " in rest else rest
-        found: list[tuple[Prefix, dict[str, str]]] = []
-        while len(found) < _MOST_PREFIXES and (
-            match := self._find(rest, learnt=not any(prefix.record for prefix, _ in found))
-        ):
-            found.append((match[0], _groups(match[1])))
-            rest = rest[match[1].end() :]
-        return self._line(rest, found)
+        text = _REPEATED.sub("", text)
+        found: list[tuple[Row, dict[str, str]]] = []
+        while len(found) < _MOST_PREFIXES and (new := self._find(text)):
+            prefix, match = new
+            found.append((prefix, _groups(match)))
+            text = text[match.end() :]
+        return self._line(text, found)
 
-    def _line(self, text: str, found: list[tuple[Prefix, dict[str, str]]]) -> Line:
+    def _line(self, text: str, found: list[tuple[Row, dict[str, str]]]) -> Line:
         told = {name: each for _, groups in reversed(found) for name, each in groups.items()}
         dated = next((groups for _, groups in found if "clock" in groups), None)
         level = ""
         for prefix, groups in found:  # whoever passes on what a rank wrote does not know how serious it is
-            level = "" if prefix.marked else _LEVELS.get(groups.get("level", "").upper(), level)
+            level = "" if prefix.marked else _level(groups.get("level", "")) or level
         return Line(
             text,
             _process(told),
             self._time(dated) if dated else None,
-            next((said for each in severities() if (said := each.level_of(text))), level),
+            next((said for row in rows("severity") if (said := row.level_of(text))), level),
             any(prefix.record for prefix, _ in found),
             any(prefix.marked for prefix, _ in found),
-            any(prefix.logged for prefix, _ in found),
         )
 
-    def _find(self, text: str, *, learnt: bool) -> tuple[Prefix, re.Match[str]] | None:
-        for prefix in prefixes():
-            match = prefix.pattern.match(text) if learnt or prefix.follows is None else None
-            if match is not None and (prefix.follows is None or self._knows(prefix.follows, match)):
+    def _find(self, text: str) -> tuple[Row, re.Match[str]] | None:
+        for prefix in rows("prefix"):
+            match = prefix.pattern.match(text)
+            if match and (prefix.follows is None or self._knows(match, prefix.follows)):
                 return prefix, match
         return None
 
-    def _knows(self, follows: re.Pattern[str], match: re.Match[str]) -> bool:
-        if match[0] not in self._names and len(self._names) < _MOST_NAMES:
-            rest = match.string[match.end() :]
-            if follows.match(rest) or self._find(rest, learnt=False):
-                self._names.add(match[0])
-        return match[0] in self._names
+    def _knows(self, name: re.Match[str], follows: re.Pattern[str]) -> bool:
+        """Whether a name has ever stood before what can only follow a prefix."""
+        if name[0] not in self._names and len(self._names) < _MOST_NAMES:
+            rest = name.string[name.end() :]
+            others = (each.pattern for each in rows("prefix") if each.follows is None)
+            if any(pattern.match(rest) for pattern in (follows, *others)):
+                self._names.add(name[0])
+        return name[0] in self._names
 
     def _time(self, parts: dict[str, str]) -> float:
         """What a time leaves out, its day or its year, is chosen so that the times of a log do not jump."""

@@ -2,8 +2,8 @@
 
 Every match of most regular expressions contains some fixed text, which is much faster to search for. Lines of
 a training log differ in little but their numbers, so lines and texts are compared in a reduced form: lower
-case, without digits, blanks and signs. Each form is searched once. Where a pattern asks for numbers, no line
-with its text is dropped.
+case, without digits, blanks and signs. A form is searched once, and given up after some tries in vain, unless
+it has the text of a pattern that asks for certain numbers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib import import_module
 from itertools import groupby
 from typing import Any, Final
-
-# The parser of the standard library's `re`. It has no public name since 3.11, but nothing else tells what a
-# pattern consists of.
-if sys.version_info >= (3, 11):
-    from re import _parser  # type: ignore[attr-defined]
-else:
-    import sre_parse as _parser
 
 BLOCK_BYTES: Final = 1 << 18
 """A whole block is tried at once, so its size bounds how many lines of one form are tried in vain."""
@@ -32,22 +26,23 @@ TRIES: Final = 5
 ESCAPE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-~])")
 """Escape sequences: colours, titles, links."""
 
+# Nothing but the parser of the standard library's `re` tells what a pattern consists of.
+_PARSER: Final = import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 _SHORTEST: Final = 3
 """Shorter texts are in too many lines to be of use."""
+_NEVER: Final = sys.maxsize
 _MOST_FORMS: Final = 100_000
 _LOWER: Final = bytes(range(256)).lower()
 _VARIABLE: Final = b"0123456789 .+-"
 """Bytes that the reduced form leaves out."""
-_ID: Final = re.compile(rb"[a-f]{5,}")
-"""What is left of an id in hexadecimal digits."""
-_NUMBER: Final = re.compile(r"(?:\d|\\d)(?![^{]*\})")
-"""In a pattern: a number that is no quantifier."""
+_NUMBER: Final = re.compile(r"(?<![\w\\])\d(?![^{]*\})")
+"""In a pattern: certain digits, not those of a quantifier or a name."""
 
 
 @cache
 def fixed_texts(pattern: re.Pattern[str]) -> frozenset[bytes] | None:
     """Texts in lower case, one of which every match contains; None where the pattern has none."""
-    return _of_sequence(_parser.parse(pattern.pattern, pattern.flags)) or None
+    return _of_sequence(_PARSER.parse(pattern.pattern, pattern.flags)) or None
 
 
 def _reduce(text: bytes) -> bytes:
@@ -56,16 +51,19 @@ def _reduce(text: bytes) -> bytes:
 
 def _of_sequence(items: Any) -> frozenset[bytes]:
     """Of all parts the texts of the one whose shortest text is longest: long texts are rare."""
-    parts = (part for is_fixed, run in groupby(items, _is_fixed) for part in _parts(is_fixed, run))
-    lengths = {part: min((len(_reduce(text)) for text in part), default=0) for part in parts}
-    best = max(lengths, key=lengths.__getitem__, default=frozenset[bytes]())
-    return best if lengths.get(best, 0) >= _SHORTEST else frozenset()
+    parts = [part for is_fixed, run in groupby(items, _is_fixed) for part in _parts(is_fixed, run)]
+    best = max(parts, key=_shortest, default=frozenset[bytes]())
+    return best if _shortest(best) >= _SHORTEST else frozenset()
+
+
+def _shortest(texts: frozenset[bytes]) -> int:
+    return min((len(_reduce(text)) for text in texts), default=0)
 
 
 def _is_fixed(item: Any) -> bool:
     """Whether it is a character that bytes show in lower case, as they have only that of ASCII."""
     code, value = item
-    return str(code) == "LITERAL" and (value < 128 or chr(value).lower() == chr(value).upper())
+    return str(code) == "LITERAL" and (value < 128 or chr(value).swapcase() == chr(value))
 
 
 def _parts(is_fixed: bool, run: Iterator[Any]) -> Iterator[frozenset[bytes]]:
@@ -77,41 +75,38 @@ def _parts(is_fixed: bool, run: Iterator[Any]) -> Iterator[frozenset[bytes]]:
         if name == "BRANCH":
             branches = [_of_sequence(branch) for branch in value[1]]
             yield frozenset().union(*branches) if all(branches) else frozenset()
-        elif name in ("SUBPATTERN", "ATOMIC_GROUP") or (name.endswith("_REPEAT") and value[0] > 0):
-            yield _of_sequence(value if name == "ATOMIC_GROUP" else value[-1])
+        elif name == "SUBPATTERN" or (name.endswith("_REPEAT") and value[0] > 0):
+            yield _of_sequence(value[-1])
 
 
 class Sieve:
-    """Finds the lines that may match one of some patterns, each of which must have a fixed text."""
+    """Finds the lines that may match one of some patterns; those without a fixed text find none."""
 
     def __init__(self, patterns: Iterable[re.Pattern[str]]) -> None:
         self._any, self._numbered = _texts_of(frozenset(patterns))
-        self._dull: set[int] = set()
-        """Hashes of forms without any text, and of those that were tried in vain."""
         self._tries: Counter[int] = Counter()
+        """How often lines of a form, given by its hash, were tried in vain."""
 
     def wanted(self, block: bytes) -> list[int]:
         """The numbers, from 0, of the lines of a block that may match."""
-        forms = _forms(block)
-        new = {form for form in set(forms) if hash(form) not in self._dull}
-        hits = {
-            form
-            for form in new
-            if self._any.search(form) and (self._tries[_kind(form)] < TRIES or self._numbered.search(form))
-        }
-        if max(len(self._dull), len(self._tries)) > _MOST_FORMS:
-            self._dull.clear()
+        if len(self._tries) > _MOST_FORMS:
             self._tries.clear()
-        self._dull.update(map(hash, new - hits))
+        forms = _forms(block)
+        hits = {form for form in set(forms) if self._may_match(form)}
         found = [number for number, form in enumerate(forms) if form in hits] if hits else []
-        self._tries.update(_kind(forms[number]) for number in found)
+        self._tries.update(hash(forms[number]) for number in found)
         return found
 
     def keep(self, raw: bytes) -> None:
         """A line matched: never drop one of its form."""
-        form = _forms(raw)[0]
-        self._tries[_kind(form)] = -sys.maxsize
-        self._dull.discard(hash(form))
+        self._tries[hash(_forms(raw)[0])] = -_NEVER
+
+    def _may_match(self, form: bytes) -> bool:
+        tries = self._tries[hash(form)]
+        if tries == _NEVER or self._any.search(form) is None:
+            self._tries[hash(form)] = _NEVER
+            return False
+        return tries < TRIES or self._numbered.search(form) is not None
 
     def parts(self, raw: bytes) -> list[bytes]:
         """What a progress bar wrote over the same line: the parts that may match, and the last."""
@@ -123,37 +118,27 @@ class Sieve:
 @cache
 def _texts_of(patterns: frozenset[re.Pattern[str]]) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     """Patterns for the fixed texts of all patterns, and of those that ask for numbers."""
-    texts: set[bytes] = set()
-    numbered: set[bytes] = set()
+    texts: dict[bool, set[bytes]] = {False: set(), True: set()}
     for pattern in patterns:
-        fixed = fixed_texts(pattern)
-        if fixed is None:
-            raise ValueError(f"no text is in every match of {pattern.pattern!r}")
-        (numbered if _NUMBER.search(pattern.pattern) else texts).update(map(_reduce, fixed))
-    return re.compile(_tree(sorted(texts | numbered))), re.compile(_tree(sorted(numbered)))
+        texts[_NUMBER.search(pattern.pattern) is not None].update(map(_reduce, fixed_texts(pattern) or ()))
+    return re.compile(_tree(texts[False] | texts[True])), re.compile(_tree(texts[True]))
 
 
 def _forms(block: bytes) -> list[bytes]:
     """The reduced form of each line. Of a bar's parts, those that differ in numbers count once."""
-    forms = _reduce(ESCAPE.sub(b"", block) if b"\x1b" in block else block).split(b"\n")
+    forms = _reduce(ESCAPE.sub(b"", block)).split(b"\n")
     if b"\r" in block:
         forms = [b"\r".join(dict.fromkeys(form.strip(b"\r").split(b"\r"))) for form in forms]
-    return [form[:LONGEST_LINE] for form in forms] if len(block) > LONGEST_LINE else forms
+    return [form[:LONGEST_LINE] for form in forms]
 
 
-def _kind(form: bytes) -> int:
-    return hash(_ID.sub(b"", form))
-
-
-def _tree(texts: list[bytes]) -> bytes:
+def _tree(texts: Iterable[bytes]) -> bytes:
     """A pattern for some texts. Those with a common beginning share it, so no character is tried for each."""
-    if b"" in texts:
-        return b""
-    ends: dict[bytes, list[bytes]] = {}
+    ends: dict[bytes, set[bytes]] = {}
     for text in texts:
-        ends.setdefault(text[:1], []).append(text[1:])
-    branches = [re.escape(head) + _tree(rest) for head, rest in ends.items()] or [b"(?!)"]
-    return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
+        ends.setdefault(text[:1], set()).add(text[1:])
+    branches = [re.escape(head) + _tree(rest) for head, rest in ends.items() if head]
+    return b"" if b"" in ends else b"(?:" + b"|".join(branches or [b"(?!)"]) + b")"
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 A traceback is a block of frames, and a header that names the exception ends it. The header's message may go
 on in further lines. One of those may open the traceback of another exception, which is then the earlier one.
 Logs are cut, so frames may come without a beginning, and a header may stand alone. What other runtimes write
-when they fail is a list of headers, `_NATIVE`. Lines of other writers are skipped, up to a limit.
+when they fail is in tracebacks.toml. Lines of other writers are skipped, up to a limit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.explain.events import Frame, Raised
+from rallypoint.explain.lines import load
 
 MOST_FRAMES: Final = 200
 MOST_TEXT: Final = 2_000
 MOST_MORE: Final = 12
 _MOST_FOREIGN: Final = 50
-_MOST_FOREIGN_HEADLESS: Final = 8
 _PATIENCE: Final = 20
 """Lines after a message in which another exception may refer to its own."""
 
@@ -41,10 +41,6 @@ _BOX: Final = re.compile(r"\s*[│╭╰├┃┏┗]")
 _BOX_SIDES: Final = "│┃ "
 _BOX_FRAME: Final = re.compile(r"(?P<file>(?:[A-Za-z]:)?[^\s:]+):(?P<line>\d+) in (?P<function>\S+)$")
 _BOX_CODE: Final = re.compile(r"[❱>] *\d+(?P<code>.*)$")
-_NATIVE_FRAME: Final = re.compile(
-    r"\s*(?:frame #\d+: |@ +0x|#\d+ +0x|\[ *\d+\] [/\w(]|\d+:? +(?:\S+ +)?0x[0-9a-f]+ |Binary file "
-    r"|<no Python frame>|Extension modules: |stack backtrace:|note: run with `RUST_BACKTRACE|={4} backtrace)"
-)
 _THREAD: Final = re.compile(r"\s*(?:(?P<current>Current t)|T)hread 0x[0-9a-f]+ .*\(most recent call first\):")
 
 # Headers: after frames any class is one; alone it must have a name that tells, and more than a number to say.
@@ -65,23 +61,9 @@ _ALONE: Final = re.compile(
 )
 _ALONE_BUILTIN: Final = re.compile(rf"(?P<type>{_BUILTINS})(?:{_SAYS})?$")
 
-# What other runtimes say, and the ends of processes, which a native exception before them explains.
-_WHAT: Final = re.compile(r"\s*what\(\): +(?P<message>.+)")
-_SIGNAL: Final = "*** Process received signal ***"
-_CRASH: Final = re.compile(
-    rf"(?:\[\S+\] |=+\d+=+ *)?(?P<message>{re.escape(_SIGNAL)}|\*\*\* SIG[A-Z]+ .*received by PID \d+.*"
-    r"|Fatal Python error: .+|Caught signal \d+ \(.+|ERROR: \w+Sanitizer: .+)"
-)
-_NATIVE: Final = (
-    re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'"),
-    re.compile(r"(?P<message>terminate called (?:without an active exception|recursively))"),
-    re.compile(
-        r"thread '.{0,80}' (?:\(\d+\) )?(?P<type>panicked) at (?:'(?P<message>.*)', )?"
-        r"(?P<file>[^\s:']+):(?P<line>\d+):\d+:?$"
-    ),
-    _WHAT,
-    _CRASH,
-)
+# What other runtimes say, and whether it is the end of the process.
+_NATIVE: Final = [(re.compile(row["pattern"]), "crash" in row) for row in load("tracebacks.toml")["failure"]]
+_NATIVE_FRAME: Final = re.compile(load("tracebacks.toml")["frames"])
 
 # How exceptions belong together. A group draws a line down its side, and a rule before each of its members.
 _LINK: Final = re.compile(
@@ -90,7 +72,7 @@ _LINK: Final = re.compile(
 )
 _ORIGINAL: Final = re.compile(r"(?i).*\boriginal traceback |.*call last\):? \(RANK \d+\)")
 _REMOTE: Final = re.compile(r"\s*ray::.+\(pid=")
-_SIDE: Final = re.compile(r"\s*(?:\| ?|\+-[-+ \d.]+$)")
+_SIDE: Final = re.compile(r"^\s*(?:\| ?|\+-[-+ \d.]+$)")
 _END: Final = re.compile(r'\s*(?:"""|\+-{20,})$')
 
 
@@ -110,33 +92,39 @@ class _Exception:
     crash: bool = False
     outer: _Exception | None = None
     """The exception in whose message this one stands."""
-    # While its header has not been read:
     boxed: bool = False
     base: int = 0
-    """How far the header is indented."""
-    foreign: int = _MOST_FOREIGN
-    """How many more lines of other writers may come before the header."""
-    # After it:
+    """How far its header is indented."""
+    foreign: int = 0
+    """Lines of other writers before the header."""
     colon: bool = True
-    gap: bool = False
     over: bool = False
     """The message has ended, but another exception may refer to this one."""
 
     @property
+    def last(self) -> str:
+        return [self.message, *self.more][-1].strip()
+
+    @property
     def is_open(self) -> bool:
         """Whether the next line has the point."""
-        last = [self.message, *self.more][-1].strip()
-        return not self.over and (last.endswith((":", '"""', _SIGNAL)) if last else self.colon)
+        return not self.over and (self.last.endswith((":", '"""')) if self.last else self.colon)
 
-    def raised(self) -> Raised:
-        """With the exceptions in whose messages it stands. What a panic and MPI say follows the header."""
-        follows = self.native and self.more and self.message in ("", _SIGNAL)
-        message, *more = self.more if follows else [self.message, *self.more]
-        made = Raised(
+    def alone(self) -> Raised:
+        """Without the exceptions in whose messages it stands. A native message may follow the header."""
+        message, *more = (
+            self.more if self.native and self.more and not self.message else [self.message, *self.more]
+        )
+        return Raised(
             *(self.type, message.strip(), self.line, tuple(more), tuple(self.frames)),
             *(self.earlier, self.handling, self.native),
         )
-        return replace(self.outer, earlier=made, handling=False).raised() if self.outer else made
+
+    def folded(self) -> _Exception:
+        """The outermost exception in whose message it stands, with those within it; or itself."""
+        if self.outer is None:
+            return self
+        return replace(self.outer, earlier=self.alone(), handling=False, over=True).folded()
 
     def add(self, found: re.Match[str]) -> None:
         """Add a frame."""
@@ -158,19 +146,18 @@ class _Exception:
 
 
 class Reader:
-    """The exceptions of one process."""
+    """The exceptions of one process: one block of frames without a header yet, and what the last header named."""
 
     def __init__(self) -> None:
         self.done: list[Raised] = []
         """Complete exceptions, each with its chain. The caller takes them out."""
         self._block: _Exception | None = None
-        """The one whose frames are being read."""
         self._held: _Exception | None = None
-        """The one whose header was the last."""
         self._link: re.Match[str] | None = None
         self._dump: list[Frame] | None = None
         """Frames of a thread that faulthandler shows."""
         self._quiet = 0
+        """How many lines have told nothing."""
 
     @property
     def idle(self) -> bool:
@@ -186,21 +173,20 @@ class Reader:
     def take(self, text: str, number: int, *, record: bool = False) -> Part:
         """Read the next line."""
         text = text[:MOST_TEXT].rstrip()
-        if _END.match(text):
-            self._fold()
-        side = _SIDE.match(text)
-        text = text[side.end() :] if side else text
+        if self._held and _END.match(text):
+            self._held = self._held.folded()
+        text = _SIDE.sub("", text)
         part = (
             self._take_link(text)
             or self._take_begin(text, number, record)
             or self._take_dump(text)
             or self._take_frame(text, record)
             or self._take_block(text, number, record)
-            or self._take_head(text, number, record)
+            or self._take_native(text, number, record)
+            or self._take_header(text, number, record)
             or self._take_more(text, record)
         )
-        blank = self._held is not None and self._held.gap
-        self._quiet = self._quiet + 1 if part is Part.NONE or blank else 0
+        self._quiet = self._quiet + 1 if part is Part.NONE or not text else 0
         if self._quiet > _PATIENCE:
             self._hold(None)
         return part
@@ -221,9 +207,8 @@ class Reader:
             self._hold(_Exception().name(head, number, record))
         elif self._block and not self._block.frames:
             return Part.FRAME  # two processes have begun at once
-        block = _Exception(
-            record, boxed=_BOX.match(text) is not None, base=0 if before.strip() else len(before)
-        )
+        base = 0 if before.strip() else len(before)
+        block = _Exception(record, boxed=_BOX.match(text) is not None, base=base)
         self._open(block, within=_ORIGINAL.match(text) is not None)
         return Part.FRAME
 
@@ -245,12 +230,10 @@ class Reader:
         found = _BOX_FRAME.match(text.strip(_BOX_SIDES)) if boxed else _FRAME.match(text)
         if found is None or (self._block and record and not self._block.record):
             return None
+        block = self._block or _Exception(record, boxed=boxed)
         if self._block is None:
-            last = [self._held.message, *self._held.more][-1] if self._held else ""
-            block = _Exception(record, boxed=boxed, foreign=_MOST_FOREIGN_HEADLESS)
-            self._open(block, within=_REMOTE.match(last) is not None)
-        assert self._block is not None
-        self._block.add(found)
+            self._open(block, within=self._held is not None and _REMOTE.match(self._held.last) is not None)
+        block.add(found)
         return Part.FRAME
 
     def _take_block(self, text: str, number: int, record: bool) -> Part | None:
@@ -260,93 +243,83 @@ class Reader:
             return Part.FRAME if block else None
         own = block.record or not record
         in_box = block.boxed and _BOX.match(text) is not None
+        deeper = in_box or (not block.boxed and _indent(text) > block.base)
         head = None if in_box else _ALONE.match(text.lstrip())
-        if own and not in_box and (block.boxed or _indent(text) <= block.base):
-            head = head or _AFTER_FRAMES.match(text.lstrip())
-        if head:
+        if head := head or (_AFTER_FRAMES.match(text.lstrip()) if own and not deeper else None):
             self._block = None
             self._hold(block.name(head, number, record))
             return Part.HEADER
         lacks_code = block.frames and not block.frames[-1].source  # next, if the log has lost its indents
-        if own and (in_box or lacks_code or _indent(text) > block.base):
+        if own and (deeper or lacks_code):
             block.add_code(text.strip(_BOX_SIDES))
             return Part.FRAME
-        block.foreign -= 1
-        if block.foreign < 0:
+        block.foreign += 1
+        if block.foreign > _MOST_FOREIGN:
             self._drop_block()
         return None
 
-    def _take_head(self, text: str, number: int, record: bool) -> Part | None:
+    def _take_native(self, text: str, number: int, record: bool) -> Part | None:
+        """What another runtime says when it fails."""
+        tried = ((pattern.match(text), crash) for pattern, crash in _NATIVE)
+        found, crash = next((each for each in tried if each[0]), (None, False))
+        if found is None:
+            return None
+        told = {"type": "", **found.groupdict(default="")}
+        said = _Exception(record, told["type"], told.get("message", ""), number, native=True, crash=crash)
+        if "file" in told:
+            said.frames.append(Frame(told["file"], int(told["line"]), ""))
+        held = self._held if self._held and self._held.native and not self._held.crash else None
+        if held and not held.message and said.type in ("", held.type) and not crash:
+            held.message = said.message  # several processes may begin at once
+            return Part.HEADER
+        if held and crash:
+            said.earlier, self._held = held.alone(), None
+        self._hold(said)
+        return Part.HEADER
+
+    def _take_header(self, text: str, number: int, record: bool) -> Part | None:
         """A header without frames before it."""
-        for pattern in _NATIVE:
-            if found := pattern.match(text):
-                self._take_native(found, number, record)
-                return Part.HEADER
         head = _ALONE.match(text) or _ALONE_BUILTIN.match(text)
         if head is None:
             return None
         said = _Exception().name(head, number, record)
         self._adopt(said, within=False)
-        self._hold(said)
+        self._held = said
         return Part.HEADER
-
-    def _take_native(self, found: re.Match[str], number: int, record: bool) -> None:
-        held = self._held if self._held and self._held.native and not self._held.crash else None
-        told = found.groupdict()
-        said = _Exception(record, told.get("type") or "", told.get("message") or "", number)
-        said.native, said.crash = True, found.re is _CRASH
-        if "file" in told:
-            said.frames.append(Frame(told["file"], int(told["line"]), ""))
-        if held and not held.message and said.type in ("", held.type) and not said.crash:
-            held.message = said.message  # several processes may begin at once
-            return
-        if held and said.crash:
-            said.earlier, self._held = held.raised(), None
-        elif held and found.re is _WHAT:
-            said.type = held.type
-        self._hold(said)
 
     def _take_more(self, text: str, record: bool) -> Part:
         """A further line of the message, or none."""
         held = self._held
         if held is None or held.over:
             return Part.NONE
-        held.gap = held.gap or not text
         if not text or _NATIVE_FRAME.match(text):
             return Part.MORE
         foreign = record and not (held.record and (held.is_open or text[0] in " \t"))
-        held.over = foreign or (held.gap and not held.is_open) or len(held.more) >= MOST_MORE
+        held.over = foreign or (self._quiet > 0 and not held.is_open) or len(held.more) >= MOST_MORE
         if held.over:
             return Part.NONE
         held.more.append(text)
-        held.gap = False
         return Part.MORE
-
-    def _adopt(self, new: _Exception, within: bool) -> None:
-        """Chain the held exception to the one that begins, if the log says that they belong together."""
-        held = self._held
-        if held and self._link:
-            new.earlier, new.handling = replace(held, outer=None).raised(), bool(self._link["handling"])
-            new.outer, self._held = held.outer, None
-        elif held and (within or held.is_open or held.type.endswith("ExceptionGroup")):
-            new.outer, self._held = held, None
-        self._hold(None)
 
     def _open(self, block: _Exception, within: bool) -> None:
         self._drop_block()
         self._adopt(block, within)
         self._block, self._dump = block, None
 
-    def _fold(self) -> None:
-        """End the messages in which the held exception stands."""
-        while self._held and (outer := self._held.outer):
-            earlier = replace(self._held, outer=None).raised()
-            self._held = replace(outer, earlier=earlier, handling=False, over=True)
+    def _adopt(self, new: _Exception, within: bool) -> None:
+        """Chain the held exception to the one that begins, if the log says that they belong together."""
+        held = self._held
+        if held and self._link:
+            new.earlier, new.handling = held.alone(), bool(self._link["handling"])
+            new.outer, self._held = held.outer, None
+        elif held and (within or held.is_open or held.type.endswith("ExceptionGroup")):
+            new.outer, self._held = held, None
+        self._hold(None)
 
     def _hold(self, said: _Exception | None) -> None:
         """Another exception may refer to this one from here on, and none to the one before."""
         if self._held:
-            self.done.append(self._held.raised())
+            self.done.append(self._held.folded().alone())
         self._held, self._link = said, None
 
     def _drop_block(self) -> None:
@@ -355,7 +328,7 @@ class Reader:
         if block and block.earlier:
             self.done.append(block.earlier)
         if block and block.outer:
-            self.done.append(block.outer.raised())
+            self.done.append(block.outer.folded().alone())
 
 
 def _frame(found: re.Match[str]) -> Frame:

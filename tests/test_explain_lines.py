@@ -115,7 +115,6 @@ def test_prefixes_nest(raw: str, process: Process, when: str, text: str) -> None
         (f"{_TIME} INFO [E1115 14:36:19.1 socket.cpp:1] x", "error"),
         ("node-a:12:34 [0] NCCL INFO x", "info"),
         ("node-a:12:34 [0] socket.cc:5 NCCL WARN x", ""),
-        ("rallypoint: rank 2 (process 7 on node-a) failed first: V: a", "error"),
         (f"{_TIME},123 - ERROR - x failed, retrying", "warning"),
         (f"{_TIME},123 - DEBUG - x", "debug"),
         ("[main] [CRITICAL] x", "fatal"),

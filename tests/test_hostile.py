@@ -334,8 +334,8 @@ def busy_seconds(servers: list[psutil.Process]) -> float:
 def test_another_client_hardly_notices_an_attack(target: str, tmp_path: Path) -> None:
     """Without slices, LIST_KEYS hold it up for seconds.
 
-    What counts is how much a server computes before it answers. If all 64 attackers have a request waiting, that
-    is a slice for each of them, about 0.6 s in all. On an idle machine with 16 cores the 99th
+    What counts is how much a server computes before it answers. If all 64 attackers have a request waiting,
+    that is a slice for each of them, about 0.6 s in all. On an idle machine with 16 cores the 99th
     percentile of the wait was at most 12 ms without a relay, on both backends. Behind one it was 3 to 24 ms,
     but 30 ms with BARRIER and 84 ms with CHECK.
     """

@@ -280,7 +280,7 @@ def _name(event: Event) -> str:
     return event.match.entry.id if event.match is not None else event.headline
 
 
-def _facts(event: Event) -> dict[str, str]:
+def _facts(event: Event) -> Mapping[str, str]:
     return event.match.facts if event.match is not None else {}
 
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "who is here, who is missing, who waits for what.",
     "timeline": "Tell how a job came up: who came last, who waited for it, and for how long.",
     "doctor": "Examine this machine: torch, names, ports, stores, limits; and what will work here.",
-    "explain": "Find the first cause in the logs of a failed job: what happened, why, what to do, how sure.",
+    "explain": "Find the first failure in the logs of a job: who failed, where, why, and what to do.",
     "verify": "Train two ranks for some seconds by every usual route: torchrun, accelerate, and by hand.",
     "enable": "Let every torch of this Python environment use Rallypoint where it was built without libuv.",
     "disable": "Undo `rallypoint enable`.",

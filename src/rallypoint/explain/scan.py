@@ -144,9 +144,7 @@ class _LogReader:
     def read(self, progress: Callable[[int], None]) -> Log:
         for block in self._blocks(progress):
             self._read_block(block)
-        for process in list(self._writers):
-            self._writers[process].reader.close()
-            self._drain(process)
+        self._complete()
         self._add(*(event for report in self._reports for event in report.close()))
         self._read_the_end()
         for event in self.events:
@@ -215,6 +213,7 @@ class _LogReader:
         self._time = line.time if line.time is not None else self._time
         near = bool(self._writers) or self._failed_at >= number - _NEXT_RUN
         if near and self._opening.comes_again(line.text):
+            self._complete()
             self._runs.append(number)
         for report in self._reports:
             taken, events = report.take(line, number)
@@ -251,6 +250,12 @@ class _LogReader:
         last = self.events[-1] if self.events else None
         if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
             self.events.pop()
+
+    def _complete(self) -> None:
+        """Nothing follows the exceptions that are being written."""
+        for process in list(self._writers):
+            self._writers[process].reader.close()
+            self._drain(process)
 
     def _drain(self, process: Process) -> None:
         """Make events of the exceptions that are complete."""

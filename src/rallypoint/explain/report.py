@@ -53,19 +53,23 @@ _REMEDY: Final = re.compile(
 def as_text(found: Explanation, width: int = WIDTH, *, everything: bool = False) -> str:
     """The explanation, without a newline at its end. `everything` is for `--all`."""
     for steps in range(_MOST_STEPS, 0, -1):
-        unread = ", ".join(f"{short_path(name, width - 40)} ({why})" for name, why in found.unreadable)
-        lines = [*_answer(found, width, steps), *_cut(unread, width, 1, "Not read: ")]
+        lines = list(_answer(found, width, steps))
         if len(lines) <= _MOST_LINES:
             break
     return "\n".join([*lines, *_rest(found, width)] if everything else lines)
 
 
-def _answer(found: Explanation, width: int, most_steps: int) -> list[str]:
+def _answer(found: Explanation, width: int, most_steps: int) -> Iterator[str]:
     if found.verdict is not None:
-        return list(_failure(found, found.verdict, width, most_steps))
-    if not found.lines:
-        return wrapped(_EMPTY, width, commands=True)
-    return list(_stop(found, found.stop, width) if found.stop is not None else _nothing(found, width))
+        yield from _failure(found, found.verdict, width, most_steps)
+    elif found.stop is not None:
+        yield from _stop(found, found.stop, width)
+    elif found.lines:
+        yield from _nothing(found, width)
+    else:
+        yield from wrapped(_EMPTY, width, commands=True)
+    unread = ", ".join(f"{short_path(name, width - 40)} ({why})" for name, why in found.unreadable)
+    yield from _cut(unread, width, 1, "Not read: ")
 
 
 def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) -> Iterator[str]:
@@ -261,14 +265,12 @@ def as_json(found: Explanation) -> dict[str, Any]:
     The headline, line and place of the verdict are those of the exception to look at. `by` is a library's own
     line. Of a chain of exceptions, the first one comes first.
     """
+    lists = _picked(found, "consequences", "notices", "earlier")
     logs = ("name", "lines", "rank", "host", "attempt", "newest_first")
     return {
         **_picked(found, "found", "lines", "launcher", "attempts"),
         "verdict": _verdict_json(found, found.verdict) if found.verdict is not None else None,
-        **{
-            name: [_event_json(found, each) for each in getattr(found, name)]
-            for name in ("consequences", "notices", "earlier")
-        },
+        **{name: [_event_json(found, each) for each in events] for name, events in lists.items()},
         "set_aside": [{**_event_json(found, each), "reason": why} for each, why in found.set_aside.items()],
         "stop": _event_json(found, found.stop) if found.stop is not None else None,
         "worked": _event_json(found, found.worked) if found.worked is not None else None,
@@ -303,12 +305,8 @@ def _event_json(found: Explanation, event: Event, root: Raised | None = None) ->
         "id": match.entry.id if match is not None else None,
         "facts": match.facts if match is not None else {},
         "sources": list(match.entry.sources) if match is not None else [],
-        "exceptions": [_raised_json(each) for each in chain],
+        "exceptions": [_picked(each, "type", "text", "line") for each in chain],
     }
-
-
-def _raised_json(raised: Raised) -> dict[str, Any]:
-    return {**_picked(raised, "type", "text", "line"), "frames": list(map(str, raised.frames))}
 
 
 def _picked(of: object, *names: str) -> dict[str, Any]:

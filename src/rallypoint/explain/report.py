@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from rallypoint.exits import exit_text, signal_name
-from rallypoint.explain.events import Event, Frame, Kind, Process, Raised
+from rallypoint.explain.events import Event, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
@@ -97,7 +97,7 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     yield from _cut(said, width, 3, "  | ", "  | ")
     log = f"({_in_log(found, event, root, width - 40)})"
     place = raised.place if raised is not None else None
-    at = f"at {_place(place, max(width - 6 - columns(log), 30))} " if place is not None else ""
+    at = f"at {short_path(str(place), max(width - 6 - columns(log), 30))} " if place is not None else ""
     yield from _cut(at + log, width, 2, "  ", "  ")
     if raised is not event.raised and event.raised is not None:
         yield from _cut(f"which became {event.raised.name}: {event.raised.message}", width, 1, "  ")
@@ -187,8 +187,8 @@ def title_of(event: Event, root: Raised | None = None) -> str:
 
 def why_of(verdict: Verdict) -> str:
     """Why it happened; empty if that is not known."""
-    match = verdict.event.match if verdict.certainty == "known cause" else None
-    return fill(match.entry.why, _facts(verdict.event)) if match is not None else ""
+    known = verdict.event.match if verdict.certainty == "known cause" else None
+    return fill(known.entry.why, _facts(verdict.event)) if known else ""
 
 
 def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
@@ -199,7 +199,9 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
     if raised is None or verdict.certainty == "consequence":
         return []
     frame = raised.users_frame
-    steps = [f"Look at {_place(frame, 60)}: {excerpt(frame.source, 80)}"] if frame is not None else []
+    steps = (
+        [f"Look at {short_path(str(frame), 80)}: {excerpt(frame.source, 80)}"] if frame is not None else []
+    )
     said = map(str.strip, _SENTENCE.split("\n".join((raised.message, *raised.more))))
     remedies = [f'The error says: "{excerpt(each, 150)}"' for each in said if _REMEDY.search(each)]
     return [_harmless(each).removesuffix(": ") for each in (*steps, *remedies[:1])]
@@ -207,9 +209,8 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
 
 def elsewhere(found: Explanation, verdict: Verdict) -> str:
     """Where to look for the cause of a mere consequence."""
-    processes = [each.process for each in (*found.consequences, *found.notices, verdict.event)]
-    ranks = [*(each.rank for each in processes), *(each.rank for each in found.logs)]
-    wrote = {each for each in ranks if each is not None}
+    writers = (each.process.rank for each in (*found.consequences, *found.notices, verdict.event))
+    wrote = {rank for rank in (*writers, *(log.rank for log in found.logs)) if rank is not None}
     peer = _facts(verdict.event).get("peer", "")
     silent = sorted(set(range(min(max(wrote, default=0), _MOST_RANKS))) - wrote)
     absent = [int(peer)] if peer.isdecimal() and len(peer) < 7 else silent
@@ -237,11 +238,6 @@ def _who(processes: Sequence[Process]) -> str:
         return f"{name} on {hosts[0]}" if len(hosts) == 1 else name
     pids = [f"process {each}" for each in {each.pid for each in processes if each.pid is not None}]
     return ", ".join(hosts[:3] or pids[:3])
-
-
-def _place(frame: Frame, most: int) -> str:
-    end = f":{frame.line}" + (f", in {excerpt(printable(frame.function), 40)}" if frame.function else "")
-    return short_path(frame.file, max(most - len(end), 20)) + end
 
 
 def _numbered(steps: Sequence[str], width: int) -> Iterator[str]:
@@ -292,20 +288,21 @@ def _verdict_json(found: Explanation, verdict: Verdict) -> dict[str, Any]:
 
 def _event_json(found: Explanation, event: Event, root: Raised | None = None) -> dict[str, Any]:
     raised, match = root or event.raised, event.match
-    chain = event.raised.chain if event.raised is not None else []
     return {
         "kind": event.kind.value,
         "title": title_of(event, root),
         "headline": _said(event, raised),
-        "place": str(raised.place) if raised is not None and raised.place is not None else None,
+        "place": str(raised.place) if raised and raised.place else None,
         "log": found.logs[event.log].name if event.log != LAUNCHER else None,
         "line": _line(found, event, root),
         **asdict(event.process),
         **_picked(event, "text", "time", "level", "attempt", "code", "first", "count", "role"),
-        "id": match.entry.id if match is not None else None,
-        "facts": match.facts if match is not None else {},
-        "sources": list(match.entry.sources) if match is not None else [],
-        "exceptions": [_picked(each, "type", "text", "line") for each in chain],
+        "id": match.entry.id if match else None,
+        "facts": match.facts if match else {},
+        "sources": list(match.entry.sources) if match else [],
+        "exceptions": [
+            _picked(each, "type", "text", "line") for each in (event.raised.chain if event.raised else ())
+        ],
     }
 
 

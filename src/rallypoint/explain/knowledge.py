@@ -8,20 +8,14 @@ exception, has to show one of them. `heard` asks the same of the log as a whole.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from rallypoint.explain.events import Match
+from rallypoint.explain.lines import load
 from rallypoint.explain.quick import fixed_texts
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROLES: Final = ("cause", "ending", "consequence", "wrapper", "notice")
 OTHER: Final = "other"
@@ -118,7 +112,7 @@ class Knowledge:
 @cache
 def knowledge() -> Knowledge:
     """The knowledge base that comes with the package."""
-    return Knowledge(tomllib.loads(Path(__file__).with_name("causes.toml").read_text("utf-8")))
+    return Knowledge(load("causes.toml"))
 
 
 def fill(text: str, facts: Mapping[str, str]) -> str:

@@ -150,7 +150,6 @@ def _rest(found: Explanation, width: int) -> Iterator[str]:
         "Harmless": _rows(found.notices),
         "Without effect": [f"{_rows([each])[0]}: {why}" for each, why in found.set_aside.items()],
         "First failures of earlier attempts": [_rows([each])[0] for each in found.earlier],
-        "Not read": [f"{name}: {reason}" for name, reason in found.unreadable],
     }
     for heading, rows in sections.items():
         yield from ("", heading) if rows else ()
@@ -187,8 +186,10 @@ def title_of(event: Event, root: Raised | None = None) -> str:
 
 def why_of(verdict: Verdict) -> str:
     """Why it happened; empty if that is not known."""
-    known = verdict.event.match if verdict.certainty == "known cause" else None
-    return fill(known.entry.why, _facts(verdict.event)) if known else ""
+    match = verdict.event.match
+    return (
+        fill(match.entry.why, _facts(verdict.event)) if match and verdict.certainty == "known cause" else ""
+    )
 
 
 def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
@@ -199,9 +200,7 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
     if raised is None or verdict.certainty == "consequence":
         return []
     frame = raised.users_frame
-    steps = (
-        [f"Look at {short_path(str(frame), 80)}: {excerpt(frame.source, 80)}"] if frame is not None else []
-    )
+    steps = [f"Look at {short_path(str(frame), 80)}: {excerpt(frame.source, 80)}"] if frame else []
     said = map(str.strip, _SENTENCE.split("\n".join((raised.message, *raised.more))))
     remedies = [f'The error says: "{excerpt(each, 150)}"' for each in said if _REMEDY.search(each)]
     return [_harmless(each).removesuffix(": ") for each in (*steps, *remedies[:1])]
@@ -288,6 +287,7 @@ def _verdict_json(found: Explanation, verdict: Verdict) -> dict[str, Any]:
 
 def _event_json(found: Explanation, event: Event, root: Raised | None = None) -> dict[str, Any]:
     raised, match = root or event.raised, event.match
+    chain = event.raised.chain if event.raised else []
     return {
         "kind": event.kind.value,
         "title": title_of(event, root),
@@ -300,9 +300,7 @@ def _event_json(found: Explanation, event: Event, root: Raised | None = None) ->
         "id": match.entry.id if match else None,
         "facts": match.facts if match else {},
         "sources": list(match.entry.sources) if match else [],
-        "exceptions": [
-            _picked(each, "type", "text", "line") for each in (event.raised.chain if event.raised else ())
-        ],
+        "exceptions": [_picked(each, "type", "text", "line") for each in chain],
     }
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rallypoint.explain.knowledge import OTHER, Entry, Knowledge, fill, knowledge
+from rallypoint.explain.events import Entry
+from rallypoint.explain.knowledge import OTHER, Knowledge, fill, knowledge
 
 _HEAD: Final = """\
 # Known errors

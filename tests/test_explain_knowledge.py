@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from known_errors_page import page
-from rallypoint.explain.knowledge import OTHER, ROLES, Entry, Knowledge, fill, knowledge
+from rallypoint.explain.events import Entry
+from rallypoint.explain.knowledge import OTHER, ROLES, Knowledge, fill, knowledge
 from rallypoint.explain.quick import fixed_texts
 
 pytestmark = pytest.mark.windows

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.explain.events import NOBODY, Event, Frame, Kind, Log, Process, Raised
-from rallypoint.explain.knowledge import Entry, Match, knowledge
+from rallypoint.explain.events import NOBODY, Entry, Event, Frame, Kind, Log, Match, Process, Raised
+from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.report import as_json, as_text
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict

@@ -12,8 +12,8 @@ from pathlib import Path
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.printing import print_rows, progress_bar
 from rallypoint.errors import UsageError
-from rallypoint.explain.events import Event
-from rallypoint.explain.knowledge import Entry, knowledge
+from rallypoint.explain.events import Entry, Event
+from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.reading import Reader, find_logs
 from rallypoint.explain.report import WIDTH, as_text
 from rallypoint.explain.report import as_json as document_of

@@ -8,11 +8,9 @@ from __future__ import annotations
 import enum
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-from rallypoint.explain.knowledge import Match
 
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
@@ -169,6 +167,34 @@ class Process:
 
 
 NOBODY: Final = Process()
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Something that logs show, with its advice. Entries are compared by identity."""
+
+    id: str
+    title: str
+    role: str
+    """One of ROLES: an ending is that of a process, for a reason that is outside of the log."""
+    patterns: tuple[re.Pattern[str], ...]
+    example: str
+    why: str
+    do: tuple[str, ...]
+    """A step that begins with `@` names a remedy, whose text depends on the launcher."""
+    sources: tuple[str, ...]
+    by: frozenset[str] = frozenset()
+    heard: frozenset[str] = frozenset()
+    unlike: tuple[str, ...] = ()
+    """Lines that resemble it and mean something else."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """An entry that a text matches, and what its groups captured."""
+
+    entry: Entry
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -8,19 +8,13 @@ exception, has to show one of them. `heard` asks the same of the log as a whole.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from rallypoint.explain.events import Entry, Match
+from rallypoint.explain.lines import load
 from rallypoint.explain.quick import fixed_texts
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROLES: Final = ("cause", "ending", "consequence", "wrapper", "notice")
 OTHER: Final = "other"
@@ -32,34 +26,6 @@ _PART: Final = re.compile(r"\[(?P<text>[^\[\]]*\{\w+\}[^\[\]]*)\]")
 _LONGEST_FACT: Final = 200
 _Meaning = TypeVar("_Meaning")
 _NOBODY: Final[frozenset[str]] = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """Something that logs show, with its advice. Entries are compared by identity."""
-
-    id: str
-    title: str
-    role: str
-    """One of ROLES: an ending is that of a process, for a reason that is outside of the log."""
-    patterns: tuple[re.Pattern[str], ...]
-    example: str
-    why: str
-    do: tuple[str, ...]
-    """A step that begins with `@` names a remedy, whose text depends on the launcher."""
-    sources: tuple[str, ...]
-    by: frozenset[str] = _NOBODY
-    heard: frozenset[str] = _NOBODY
-    unlike: tuple[str, ...] = ()
-    """Lines that resemble it and mean something else."""
-
-
-@dataclass(frozen=True)
-class Match:
-    """An entry that a text matches, and what its groups captured."""
-
-    entry: Entry
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Index(Generic[_Meaning]):
@@ -125,7 +91,7 @@ class Knowledge:
 @cache
 def knowledge() -> Knowledge:
     """The knowledge base that comes with the package."""
-    return Knowledge(tomllib.loads(Path(__file__).with_name("causes.toml").read_text("utf-8")))
+    return Knowledge(load("causes.toml"))
 
 
 def fill(text: str, facts: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from rallypoint.exits import exit_text, signal_name
-from rallypoint.explain.events import Event, Frame, Kind, Process, Raised
+from rallypoint.explain.events import Event, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
@@ -53,19 +53,23 @@ _REMEDY: Final = re.compile(
 def as_text(found: Explanation, width: int = WIDTH, *, everything: bool = False) -> str:
     """The explanation, without a newline at its end. `everything` is for `--all`."""
     for steps in range(_MOST_STEPS, 0, -1):
-        unread = ", ".join(f"{short_path(name, width - 40)} ({why})" for name, why in found.unreadable)
-        lines = [*_answer(found, width, steps), *_cut(unread, width, 1, "Not read: ")]
+        lines = list(_answer(found, width, steps))
         if len(lines) <= _MOST_LINES:
             break
     return "\n".join([*lines, *_rest(found, width)] if everything else lines)
 
 
-def _answer(found: Explanation, width: int, most_steps: int) -> list[str]:
+def _answer(found: Explanation, width: int, most_steps: int) -> Iterator[str]:
     if found.verdict is not None:
-        return list(_failure(found, found.verdict, width, most_steps))
-    if not found.lines:
-        return wrapped(_EMPTY, width, commands=True)
-    return list(_stop(found, found.stop, width) if found.stop is not None else _nothing(found, width))
+        yield from _failure(found, found.verdict, width, most_steps)
+    elif found.stop is not None:
+        yield from _stop(found, found.stop, width)
+    elif found.lines:
+        yield from _nothing(found, width)
+    else:
+        yield from wrapped(_EMPTY, width, commands=True)
+    unread = ", ".join(f"{short_path(name, width - 40)} ({why})" for name, why in found.unreadable)
+    yield from _cut(unread, width, 1, "Not read: ")
 
 
 def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) -> Iterator[str]:
@@ -93,7 +97,7 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     yield from _cut(said, width, 3, "  | ", "  | ")
     log = f"({_in_log(found, event, root, width - 40)})"
     place = raised.place if raised is not None else None
-    at = f"at {_place(place, max(width - 6 - columns(log), 30))} " if place is not None else ""
+    at = f"at {short_path(str(place), max(width - 6 - columns(log), 30))} " if place is not None else ""
     yield from _cut(at + log, width, 2, "  ", "  ")
     if raised is not event.raised and event.raised is not None:
         yield from _cut(f"which became {event.raised.name}: {event.raised.message}", width, 1, "  ")
@@ -146,7 +150,6 @@ def _rest(found: Explanation, width: int) -> Iterator[str]:
         "Harmless": _rows(found.notices),
         "Without effect": [f"{_rows([each])[0]}: {why}" for each, why in found.set_aside.items()],
         "First failures of earlier attempts": [_rows([each])[0] for each in found.earlier],
-        "Not read": [f"{name}: {reason}" for name, reason in found.unreadable],
     }
     for heading, rows in sections.items():
         yield from ("", heading) if rows else ()
@@ -183,8 +186,10 @@ def title_of(event: Event, root: Raised | None = None) -> str:
 
 def why_of(verdict: Verdict) -> str:
     """Why it happened; empty if that is not known."""
-    match = verdict.event.match if verdict.certainty == "known cause" else None
-    return fill(match.entry.why, _facts(verdict.event)) if match is not None else ""
+    match = verdict.event.match
+    return (
+        fill(match.entry.why, _facts(verdict.event)) if match and verdict.certainty == "known cause" else ""
+    )
 
 
 def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
@@ -195,7 +200,7 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
     if raised is None or verdict.certainty == "consequence":
         return []
     frame = raised.users_frame
-    steps = [f"Look at {_place(frame, 60)}: {excerpt(frame.source, 80)}"] if frame is not None else []
+    steps = [f"Look at {short_path(str(frame), 80)}: {excerpt(frame.source, 80)}"] if frame else []
     said = map(str.strip, _SENTENCE.split("\n".join((raised.message, *raised.more))))
     remedies = [f'The error says: "{excerpt(each, 150)}"' for each in said if _REMEDY.search(each)]
     return [_harmless(each).removesuffix(": ") for each in (*steps, *remedies[:1])]
@@ -203,9 +208,8 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
 
 def elsewhere(found: Explanation, verdict: Verdict) -> str:
     """Where to look for the cause of a mere consequence."""
-    processes = [each.process for each in (*found.consequences, *found.notices, verdict.event)]
-    ranks = [*(each.rank for each in processes), *(each.rank for each in found.logs)]
-    wrote = {each for each in ranks if each is not None}
+    writers = (each.process.rank for each in (*found.consequences, *found.notices, verdict.event))
+    wrote = {rank for rank in (*writers, *(log.rank for log in found.logs)) if rank is not None}
     peer = _facts(verdict.event).get("peer", "")
     silent = sorted(set(range(min(max(wrote, default=0), _MOST_RANKS))) - wrote)
     absent = [int(peer)] if peer.isdecimal() and len(peer) < 7 else silent
@@ -235,11 +239,6 @@ def _who(processes: Sequence[Process]) -> str:
     return ", ".join(hosts[:3] or pids[:3])
 
 
-def _place(frame: Frame, most: int) -> str:
-    end = f":{frame.line}" + (f", in {excerpt(printable(frame.function), 40)}" if frame.function else "")
-    return short_path(frame.file, max(most - len(end), 20)) + end
-
-
 def _numbered(steps: Sequence[str], width: int) -> Iterator[str]:
     yield from ["Do:"] if steps else ()
     for number, text in enumerate(steps, 1):
@@ -261,14 +260,12 @@ def as_json(found: Explanation) -> dict[str, Any]:
     The headline, line and place of the verdict are those of the exception to look at. `by` is a library's own
     line. Of a chain of exceptions, the first one comes first.
     """
+    lists = _picked(found, "consequences", "notices", "earlier")
     logs = ("name", "lines", "rank", "host", "attempt", "newest_first")
     return {
         **_picked(found, "found", "lines", "launcher", "attempts"),
         "verdict": _verdict_json(found, found.verdict) if found.verdict is not None else None,
-        **{
-            name: [_event_json(found, each) for each in getattr(found, name)]
-            for name in ("consequences", "notices", "earlier")
-        },
+        **{name: [_event_json(found, each) for each in events] for name, events in lists.items()},
         "set_aside": [{**_event_json(found, each), "reason": why} for each, why in found.set_aside.items()],
         "stop": _event_json(found, found.stop) if found.stop is not None else None,
         "worked": _event_json(found, found.worked) if found.worked is not None else None,
@@ -290,25 +287,21 @@ def _verdict_json(found: Explanation, verdict: Verdict) -> dict[str, Any]:
 
 def _event_json(found: Explanation, event: Event, root: Raised | None = None) -> dict[str, Any]:
     raised, match = root or event.raised, event.match
-    chain = event.raised.chain if event.raised is not None else []
+    chain = event.raised.chain if event.raised else []
     return {
         "kind": event.kind.value,
         "title": title_of(event, root),
         "headline": _said(event, raised),
-        "place": str(raised.place) if raised is not None and raised.place is not None else None,
+        "place": str(raised.place) if raised and raised.place else None,
         "log": found.logs[event.log].name if event.log != LAUNCHER else None,
         "line": _line(found, event, root),
         **asdict(event.process),
         **_picked(event, "text", "time", "level", "attempt", "code", "first", "count", "role"),
-        "id": match.entry.id if match is not None else None,
-        "facts": match.facts if match is not None else {},
-        "sources": list(match.entry.sources) if match is not None else [],
-        "exceptions": [_raised_json(each) for each in chain],
+        "id": match.entry.id if match else None,
+        "facts": match.facts if match else {},
+        "sources": list(match.entry.sources) if match else [],
+        "exceptions": [_picked(each, "type", "text", "line") for each in chain],
     }
-
-
-def _raised_json(raised: Raised) -> dict[str, Any]:
-    return {**_picked(raised, "type", "text", "line"), "frames": list(map(str, raised.frames))}
 
 
 def _picked(of: object, *names: str) -> dict[str, Any]:

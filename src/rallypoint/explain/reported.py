@@ -142,7 +142,9 @@ def _process(facts: dict[str, str], host: str | None = None) -> Process:
 
 def _code(facts: dict[str, str]) -> int | None:
     signal, code = facts.get("signal"), facts.get("code")
-    return (-signal_number(signal) or None) if signal else int(code) if code else None
+    if signal:
+        return -signal_number(signal) or None
+    return int(code) if code else None
 
 
 def _exception(lines: Iterable[str], number: int) -> Raised | None:

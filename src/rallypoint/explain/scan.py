@@ -53,8 +53,8 @@ _ASIDE: Final = re.compile(
 )
 _OPENS: Final = re.compile(
     r"(?i)traceback \(most recent call last|\bFile \"|what\(\): |terminate called|panicked at "
-    r"|Fatal Python error: |\b(?:error|exception|interrupt|exit|timeout|fault|critical|fatal)\b|Exception ignored"
-    r"|\*\*\* (?:SIG|Process received)"
+    r"|Fatal Python error: |\b(?:error|exception|interrupt|exit|timeout|fault|critical|fatal)\b"
+    r"|Exception ignored|\*\*\* (?:SIG|Process received)"
 )
 """What begins something that needs every line after it."""
 

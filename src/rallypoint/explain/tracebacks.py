@@ -146,7 +146,7 @@ class _Exception:
 
 
 class Reader:
-    """The exceptions of one process: one block of frames without a header yet, and what the last header named."""
+    """The exceptions of one process: frames without a header yet, and what the last header named."""
 
     def __init__(self) -> None:
         self.done: list[Raised] = []

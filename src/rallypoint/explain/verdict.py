@@ -1,8 +1,9 @@
 """Which failure came first, and what it is. Pure.
 
-Two tables decide. NOT_FATAL has the reasons for which a failure ended nothing. `tier` says how near to a first
-cause each of the others can be: an exception is nearer than a lost connection, which is nearer than the end of
-a process. Within a tier the order decides: what the launcher named as the first, then time, then place.
+Two tables decide. NOT_FATAL has the reasons for which a failure ended nothing. `tier` says how near to a
+first cause each of the others can be: an exception is nearer than a lost connection, which is nearer than the
+end of a process. Within a tier the order decides: what the launcher named as the first, then time, then
+place.
 """
 
 from __future__ import annotations

@@ -140,13 +140,16 @@ class _Exception:
 
     def name(self, header: re.Match[str], number: int, record: bool) -> _Exception:
         """Read its header."""
-        self.type, self.message, self.line = header["type"], header["message"] or "", number
-        self.record, self.colon = record, header["colon"] is not None
+        told = {"type": "", "message": "", "colon": ":", **header.groupdict(default="")}
+        self.type, self.message, self.colon = told["type"], told["message"], bool(told["colon"])
+        self.line, self.record = number, record
+        if "file" in told:
+            self.add(header)
         return self
 
 
 class Reader:
-    """The exceptions of one process: one block of frames without a header yet, and what the last header named."""
+    """The exceptions of one process. Frames without a header yet are a block; what a header named is held."""
 
     def __init__(self) -> None:
         self.done: list[Raised] = []
@@ -205,8 +208,6 @@ class Reader:
         before = text[: found.start()]
         if head := _ALONE.match(before.strip()):
             self._hold(_Exception().name(head, number, record))
-        elif self._block and not self._block.frames:
-            return Part.FRAME  # two processes have begun at once
         base = 0 if before.strip() else len(before)
         block = _Exception(record, boxed=_BOX.match(text) is not None, base=base)
         self._open(block, within=_ORIGINAL.match(text) is not None)
@@ -219,7 +220,6 @@ class Reader:
             self._dump = crash.frames if crash else []
         elif self._dump is not None and (found := _FRAME.match(text)):
             self._dump.insert(0, _frame(found))
-            del self._dump[:-MOST_FRAMES]
         elif text and not _NATIVE_FRAME.match(text):
             self._dump = None
         return None if self._dump is None else Part.FRAME
@@ -260,14 +260,11 @@ class Reader:
 
     def _take_native(self, text: str, number: int, record: bool) -> Part | None:
         """What another runtime says when it fails."""
-        tried = ((pattern.match(text), crash) for pattern, crash in _NATIVE)
-        found, crash = next((each for each in tried if each[0]), (None, False))
-        if found is None:
+        found = [(match, crash) for pattern, crash in _NATIVE if (match := pattern.match(text))]
+        if not found:
             return None
-        told = {"type": "", **found.groupdict(default="")}
-        said = _Exception(record, told["type"], told.get("message", ""), number, native=True, crash=crash)
-        if "file" in told:
-            said.frames.append(Frame(told["file"], int(told["line"]), ""))
+        header, crash = found[0]
+        said = _Exception(native=True, crash=crash).name(header, number, record)
         held = self._held if self._held and self._held.native and not self._held.crash else None
         if held and not held.message and said.type in ("", held.type) and not crash:
             held.message = said.message  # several processes may begin at once
@@ -294,8 +291,7 @@ class Reader:
             return Part.NONE
         if not text or _NATIVE_FRAME.match(text):
             return Part.MORE
-        foreign = record and not (held.record and (held.is_open or text[0] in " \t"))
-        held.over = foreign or (self._quiet > 0 and not held.is_open) or len(held.more) >= MOST_MORE
+        held.over = record or (self._quiet > 0 and not held.is_open) or len(held.more) >= MOST_MORE
         if held.over:
             return Part.NONE
         held.more.append(text)
@@ -332,7 +328,8 @@ class Reader:
 
 
 def _frame(found: re.Match[str]) -> Frame:
-    return Frame(found["file"], int(found["line"]), (found["function"] or "").strip())
+    function = found.groupdict().get("function") or ""
+    return Frame(found["file"], int(found["line"]), function.strip())
 
 
 def _indent(text: str) -> int:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.explain.events import Raised
+from rallypoint.explain.lines import load
 from rallypoint.explain.tracebacks import MOST_FRAMES, MOST_MORE, MOST_TEXT, Part, Reader
 
 PLAIN = dedent("""\
@@ -313,6 +314,16 @@ def test_abort_follows_the_exception_of_cxx() -> None:
 def test_headers_that_stand_alone(text: str, expected: str) -> None:
     (raised,) = read(text)
     assert (raised.headline, raised.line) == (expected, 1)
+
+
+@pytest.mark.parametrize(
+    "line", [line for row in load("tracebacks.toml")["failure"] for line in row["examples"]]
+)
+def test_what_other_runtimes_write_when_they_fail(line: str) -> None:
+    reader = Reader()
+    assert reader.take(line, 1) is Part.HEADER
+    reader.close()
+    assert reader.done[0].native
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ when they fail is in tracebacks.toml. Lines of other writers are skipped, up to 
 
 from __future__ import annotations
 
-import builtins
 import enum
 import re
 from dataclasses import dataclass, field, replace
@@ -46,11 +45,6 @@ _THREAD: Final = re.compile(r"\s*(?:(?P<current>Current t)|T)hread 0x[0-9a-f]+ .
 # Headers: after frames any class is one; alone it must have a name that tells, and more than a number to say.
 _MODULE: Final = r"(?:[A-Za-z_][\w<>]*\.)"
 _SAYS: Final = r"(?P<colon> ?:)(?: (?P<message>.*))?"
-_BUILTINS: Final = "|".join(
-    name
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type) and issubclass(kind, BaseException) and not issubclass(kind, Warning)
-)
 _AFTER_FRAMES: Final = re.compile(
     rf"(?P<type>(?:{_MODULE}*(?:_*[A-Z]+[a-z\d_]+[A-Z]\w*|\w*(?:Error|Exception))"
     rf"|{_MODULE}+(?:[A-Z]\w*|\w*(?:error|timeout)))(?:\(\w+\))?)(?:{_SAYS})?$"
@@ -59,7 +53,10 @@ _ALONE: Final = re.compile(
     rf"(?P<type>{_MODULE}*(?:_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Fault|Traceback|Group)"
     rf"|Exception|(?<=(?:exc|ors|ons)\.)[A-Z]\w+)(?:\(\w+\))?)(?! ?: *[-+]?[\d.]+(?:e[-+]?\d+)?%?$){_SAYS}$"
 )
-_ALONE_BUILTIN: Final = re.compile(rf"(?P<type>{_BUILTINS})(?:{_SAYS})?$")
+_ALONE_BUILTIN: Final = re.compile(
+    r"(?P<type>(?:Assertion|EOF|Index|Key|Memory|NotImplemented|Recursion|Runtime|Type|Value)Error"
+    rf"|KeyboardInterrupt|SystemExit|StopIteration)(?:{_SAYS})?$"
+)
 
 # What other runtimes say, and whether it is the end of the process.
 _NATIVE: Final = [(re.compile(row["pattern"]), "crash" in row) for row in load("tracebacks.toml")["failure"]]
@@ -112,9 +109,8 @@ class _Exception:
 
     def alone(self) -> Raised:
         """Without the exceptions in whose messages it stands. A native message may follow the header."""
-        message, *more = (
-            self.more if self.native and self.more and not self.message else [self.message, *self.more]
-        )
+        said = [self.message, *self.more]
+        message, *more = said[1:] if self.native and self.more and not self.message else said
         return Raised(
             *(self.type, message.strip(), self.line, tuple(more), tuple(self.frames)),
             *(self.earlier, self.handling, self.native),
@@ -138,11 +134,11 @@ class _Exception:
         if self.frames and not self.frames[-1].source and (code != text or not self.boxed):
             self.frames[-1] = replace(self.frames[-1], source=code.strip(_BOX_SIDES))
 
-    def name(self, header: re.Match[str], number: int, record: bool) -> _Exception:
+    def name(self, header: re.Match[str], number: int) -> _Exception:
         """Read its header."""
         told = {"type": "", "message": "", "colon": ":", **header.groupdict(default="")}
         self.type, self.message, self.colon = told["type"], told["message"], bool(told["colon"])
-        self.line, self.record = number, record
+        self.line = number
         if "file" in told:
             self.add(header)
         return self
@@ -171,7 +167,6 @@ class Reader:
         """Complete what is pending: the log ends here."""
         self._drop_block()
         self._hold(None)
-        self._dump = None
 
     def take(self, text: str, number: int, *, record: bool = False) -> Part:
         """Read the next line."""
@@ -185,8 +180,8 @@ class Reader:
             or self._take_dump(text)
             or self._take_frame(text, record)
             or self._take_block(text, number, record)
-            or self._take_native(text, number, record)
-            or self._take_header(text, number, record)
+            or self._take_native(text, number)
+            or self._take_header(text, number)
             or self._take_more(text, record)
         )
         self._quiet = self._quiet + 1 if part is Part.NONE or not text else 0
@@ -205,11 +200,9 @@ class Reader:
         found = _BEGIN.search(text)
         if found is None:
             return None
-        before = text[: found.start()]
-        if head := _ALONE.match(before.strip()):
-            self._hold(_Exception().name(head, number, record))
-        base = 0 if before.strip() else len(before)
-        block = _Exception(record, boxed=_BOX.match(text) is not None, base=base)
+        if head := _ALONE.match(text[: found.start()].strip()):
+            self._hold(_Exception().name(head, number))
+        block = _Exception(record, boxed=_BOX.match(text) is not None)
         self._open(block, within=_ORIGINAL.match(text) is not None)
         return Part.FRAME
 
@@ -247,7 +240,7 @@ class Reader:
         head = None if in_box else _ALONE.match(text.lstrip())
         if head := head or (_AFTER_FRAMES.match(text.lstrip()) if own and not deeper else None):
             self._block = None
-            self._hold(block.name(head, number, record))
+            self._hold(block.name(head, number))
             return Part.HEADER
         lacks_code = block.frames and not block.frames[-1].source  # next, if the log has lost its indents
         if own and (deeper or lacks_code):
@@ -258,13 +251,13 @@ class Reader:
             self._drop_block()
         return None
 
-    def _take_native(self, text: str, number: int, record: bool) -> Part | None:
+    def _take_native(self, text: str, number: int) -> Part | None:
         """What another runtime says when it fails."""
         found = [(match, crash) for pattern, crash in _NATIVE if (match := pattern.match(text))]
         if not found:
             return None
         header, crash = found[0]
-        said = _Exception(native=True, crash=crash).name(header, number, record)
+        said = _Exception(native=True, crash=crash).name(header, number)
         held = self._held if self._held and self._held.native and not self._held.crash else None
         if held and not held.message and said.type in ("", held.type) and not crash:
             held.message = said.message  # several processes may begin at once
@@ -274,12 +267,12 @@ class Reader:
         self._hold(said)
         return Part.HEADER
 
-    def _take_header(self, text: str, number: int, record: bool) -> Part | None:
+    def _take_header(self, text: str, number: int) -> Part | None:
         """A header without frames before it."""
         head = _ALONE.match(text) or _ALONE_BUILTIN.match(text)
         if head is None:
             return None
-        said = _Exception().name(head, number, record)
+        said = _Exception().name(head, number)
         self._adopt(said, within=False)
         self._held = said
         return Part.HEADER
@@ -300,7 +293,7 @@ class Reader:
     def _open(self, block: _Exception, within: bool) -> None:
         self._drop_block()
         self._adopt(block, within)
-        self._block, self._dump = block, None
+        self._block = block
 
     def _adopt(self, new: _Exception, within: bool) -> None:
         """Chain the held exception to the one that begins, if the log says that they belong together."""
@@ -320,7 +313,7 @@ class Reader:
 
     def _drop_block(self) -> None:
         """Give up frames that have no header. What was chained to them stays."""
-        block, self._block = self._block, None
+        block, self._block, self._dump = self._block, None, None
         if block and block.earlier:
             self.done.append(block.earlier)
         if block and block.outer:

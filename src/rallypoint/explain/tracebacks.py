@@ -2,8 +2,8 @@
 
 A traceback is a block of frames, and a header that names the exception ends it. The header's message may go
 on in further lines. One of those may open the traceback of another exception, which is then the earlier one.
-Logs are cut, so frames may come without a beginning, and a header may stand alone. What other runtimes write
-when they fail is in tracebacks.toml. Lines of other writers are skipped, up to a limit.
+Logs are cut, so frames may come without a beginning, and a header may stand alone. All headers, also those
+of other runtimes, are in tracebacks.toml. Lines of other writers are skipped, up to a limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.explain.events import Frame, Raised
-from rallypoint.explain.lines import load
+from rallypoint.explain.lines import compiled, load
 
 MOST_FRAMES: Final = 200
 MOST_TEXT: Final = 2_000
@@ -42,25 +42,12 @@ _BOX_FRAME: Final = re.compile(r"(?P<file>(?:[A-Za-z]:)?[^\s:]+):(?P<line>\d+) i
 _BOX_CODE: Final = re.compile(r"[❱>] *\d+(?P<code>.*)$")
 _THREAD: Final = re.compile(r"\s*(?:(?P<current>Current t)|T)hread 0x[0-9a-f]+ .*\(most recent call first\):")
 
-# Headers: after frames any class is one; alone it must have a name that tells, and more than a number to say.
-_MODULE: Final = r"(?:[A-Za-z_][\w<>]*\.)"
-_SAYS: Final = r"(?P<colon> ?:)(?: (?P<message>.*))?"
-_AFTER_FRAMES: Final = re.compile(
-    rf"(?P<type>(?:{_MODULE}*(?:_*[A-Z]+[a-z\d_]+[A-Z]\w*|\w*(?:Error|Exception))"
-    rf"|{_MODULE}+(?:[A-Z]\w*|\w*(?:error|timeout)))(?:\(\w+\))?)(?:{_SAYS})?$"
-)
-_ALONE: Final = re.compile(
-    rf"(?P<type>{_MODULE}*(?:_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Fault|Traceback|Group)"
-    rf"|Exception|(?<=(?:exc|ors|ons)\.)[A-Z]\w+)(?:\(\w+\))?)(?! ?: *[-+]?[\d.]+(?:e[-+]?\d+)?%?$){_SAYS}$"
-)
-_ALONE_BUILTIN: Final = re.compile(
-    r"(?P<type>(?:Assertion|EOF|Index|Key|Memory|NotImplemented|Recursion|Runtime|Type|Value)Error"
-    rf"|KeyboardInterrupt|SystemExit|StopIteration)(?:{_SAYS})?$"
-)
-
-# What other runtimes say, and whether it is the end of the process.
-_NATIVE: Final = [(re.compile(row["pattern"]), "crash" in row) for row in load("tracebacks.toml")["failure"]]
-_NATIVE_FRAME: Final = re.compile(load("tracebacks.toml")["frames"])
+# Headers, and whether one is the end of its process.
+_TABLE: Final = "tracebacks.toml"
+_HEADERS: Final = {name: compiled(row["pattern"], _TABLE) for name, row in load(_TABLE)["header"].items()}
+_AFTER_FRAMES, _ALONE, _BUILTIN = (_HEADERS[name] for name in ("after_frames", "alone", "builtin"))
+_NATIVE: Final = [(compiled(row["pattern"], _TABLE), "crash" in row) for row in load(_TABLE)["failure"]]
+_NATIVE_FRAME: Final = compiled(load(_TABLE)["frames"], _TABLE)
 
 # How exceptions belong together. A group draws a line down its side, and a rule before each of its members.
 _LINK: Final = re.compile(
@@ -269,7 +256,7 @@ class Reader:
 
     def _take_header(self, text: str, number: int) -> Part | None:
         """A header without frames before it."""
-        head = _ALONE.match(text) or _ALONE_BUILTIN.match(text)
+        head = _ALONE.match(text) or _BUILTIN.match(text)
         if head is None:
             return None
         said = _Exception().name(head, number)

@@ -124,8 +124,8 @@ class _Exception:
     def name(self, header: re.Match[str], number: int) -> _Exception:
         """Read its header."""
         told = {"type": "", "message": "", "colon": ":", **header.groupdict(default="")}
-        self.type, self.message, self.colon = told["type"], told["message"], bool(told["colon"])
-        self.line = number
+        self.type, self.message, self.line = told["type"], told["message"], number
+        self.colon = bool(told["colon"])
         if "file" in told:
             self.add(header)
         return self
@@ -240,10 +240,10 @@ class Reader:
 
     def _take_native(self, text: str, number: int) -> Part | None:
         """What another runtime says when it fails."""
-        found = [(match, crash) for pattern, crash in _NATIVE if (match := pattern.match(text))]
-        if not found:
+        tried = ((pattern.match(text), crash) for pattern, crash in _NATIVE)
+        header, crash = next((each for each in tried if each[0]), (None, False))
+        if header is None:
             return None
-        header, crash = found[0]
         said = _Exception(native=True, crash=crash).name(header, number)
         held = self._held if self._held and self._held.native and not self._held.crash else None
         if held and not held.message and said.type in ("", held.type) and not crash:
@@ -308,8 +308,7 @@ class Reader:
 
 
 def _frame(found: re.Match[str]) -> Frame:
-    function = found.groupdict().get("function") or ""
-    return Frame(found["file"], int(found["line"]), function.strip())
+    return Frame(found["file"], int(found["line"]), (found.groupdict().get("function") or "").strip())
 
 
 def _indent(text: str) -> int:

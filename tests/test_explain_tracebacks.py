@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.explain.events import Raised
+from rallypoint.explain.lines import compiled, load
 from rallypoint.explain.tracebacks import MOST_FRAMES, MOST_MORE, MOST_TEXT, Part, Reader
 
 PLAIN = dedent("""\
@@ -313,6 +315,24 @@ def test_abort_follows_the_exception_of_cxx() -> None:
 def test_headers_that_stand_alone(text: str, expected: str) -> None:
     (raised,) = read(text)
     assert (raised.headline, raised.line) == (expected, 1)
+
+
+_TABLE = load("tracebacks.toml")
+
+
+@pytest.mark.parametrize("row", _TABLE["header"].values(), ids=_TABLE["header"])
+def test_the_headers_of_python(row: dict[str, Any]) -> None:
+    pattern = compiled(row["pattern"], "tracebacks.toml")
+    assert [line for line in row["examples"] if not pattern.match(line)] == []
+    assert [line for line in row["not"] if pattern.match(line)] == []
+
+
+@pytest.mark.parametrize("line", [line for row in _TABLE["failure"] for line in row["examples"]])
+def test_what_other_runtimes_write_when_they_fail(line: str) -> None:
+    reader = Reader()
+    assert reader.take(line, 1) is Part.HEADER
+    reader.close()
+    assert reader.done[0].native
 
 
 @pytest.mark.parametrize(

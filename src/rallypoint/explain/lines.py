@@ -71,8 +71,8 @@ class Row:
     """A prefix, or words at the beginning of a line that tell a level; `prefixes.toml` says more."""
 
     def __init__(self, row: dict[str, Any]) -> None:
-        self.pattern = _compile(row["pattern"])
-        self.follows = _compile(row["follows"]) if "follows" in row else None
+        self.pattern = compiled(row["pattern"])
+        self.follows = compiled(row["follows"]) if "follows" in row else None
         self.record: bool = row.get("record", False)
         self.marked: bool = row.get("marked", False)
         self._level: str = row.get("level", "")
@@ -93,9 +93,10 @@ def _level(word: str) -> str:
     return str(load(_TABLE)["levels"].get(word.upper(), ""))
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str, table: str = _TABLE) -> re.Pattern[str]:
+    """A pattern of a table, with the pieces that the table names."""
     pattern = _CONTINUED.sub("", pattern)
-    for name, piece in reversed(load(_TABLE)["pieces"].items()):  # a piece may have those before it
+    for name, piece in reversed(load(table)["pieces"].items()):  # a piece may have those before it
         pattern = pattern.replace(f"{{{name}}}", piece)
     return re.compile(pattern)
 

@@ -51,9 +51,9 @@ def _reduce(text: bytes) -> bytes:
 
 def _of_sequence(items: Any) -> frozenset[bytes]:
     """Of all parts the texts of the one whose shortest text is longest: long texts are rare."""
-    parts = [part for is_fixed, run in groupby(items, _is_fixed) for part in _parts(is_fixed, run)]
-    best = max(parts, key=_shortest, default=frozenset[bytes]())
-    return best if _shortest(best) >= _SHORTEST else frozenset()
+    parts = (part for is_fixed, run in groupby(items, _is_fixed) for part in _parts(is_fixed, run))
+    useful = (part for part in parts if _shortest(part) >= _SHORTEST)
+    return max(useful, key=_shortest, default=frozenset())
 
 
 def _shortest(texts: frozenset[bytes]) -> int:
@@ -110,9 +110,8 @@ class Sieve:
 
     def parts(self, raw: bytes) -> list[bytes]:
         """What a progress bar wrote over the same line: the parts that may match, and the last."""
-        shown = raw.rstrip(b"\r").split(b"\r")
-        matter = self.wanted(b"\n".join(shown[:-1])) if shown[:-1] else []
-        return [*(shown[number] for number in matter), shown[-1]]
+        *earlier, last = raw.rstrip(b"\r").split(b"\r")
+        return [*(earlier[number] for number in self.wanted(b"\n".join(earlier))), last]
 
 
 @cache

@@ -2,20 +2,19 @@
 
 A traceback is a block of frames, and a header that names the exception ends it. The header's message may go
 on in further lines. One of those may open the traceback of another exception, which is then the earlier one.
-Logs are cut, so frames may come without a beginning, and a header may stand alone. What other runtimes write
-when they fail is in tracebacks.toml. Lines of other writers are skipped, up to a limit.
+Logs are cut, so frames may come without a beginning, and a header may stand alone. All headers, also those
+of other runtimes, are in tracebacks.toml. Lines of other writers are skipped, up to a limit.
 """
 
 from __future__ import annotations
 
-import builtins
 import enum
 import re
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rallypoint.explain.events import Frame, Raised
-from rallypoint.explain.lines import load
+from rallypoint.explain.lines import compiled, load
 
 MOST_FRAMES: Final = 200
 MOST_TEXT: Final = 2_000
@@ -43,27 +42,12 @@ _BOX_FRAME: Final = re.compile(r"(?P<file>(?:[A-Za-z]:)?[^\s:]+):(?P<line>\d+) i
 _BOX_CODE: Final = re.compile(r"[❱>] *\d+(?P<code>.*)$")
 _THREAD: Final = re.compile(r"\s*(?:(?P<current>Current t)|T)hread 0x[0-9a-f]+ .*\(most recent call first\):")
 
-# Headers: after frames any class is one; alone it must have a name that tells, and more than a number to say.
-_MODULE: Final = r"(?:[A-Za-z_][\w<>]*\.)"
-_SAYS: Final = r"(?P<colon> ?:)(?: (?P<message>.*))?"
-_BUILTINS: Final = "|".join(
-    name
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type) and issubclass(kind, BaseException) and not issubclass(kind, Warning)
-)
-_AFTER_FRAMES: Final = re.compile(
-    rf"(?P<type>(?:{_MODULE}*(?:_*[A-Z]+[a-z\d_]+[A-Z]\w*|\w*(?:Error|Exception))"
-    rf"|{_MODULE}+(?:[A-Z]\w*|\w*(?:error|timeout)))(?:\(\w+\))?)(?:{_SAYS})?$"
-)
-_ALONE: Final = re.compile(
-    rf"(?P<type>{_MODULE}*(?:_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Fault|Traceback|Group)"
-    rf"|Exception|(?<=(?:exc|ors|ons)\.)[A-Z]\w+)(?:\(\w+\))?)(?! ?: *[-+]?[\d.]+(?:e[-+]?\d+)?%?$){_SAYS}$"
-)
-_ALONE_BUILTIN: Final = re.compile(rf"(?P<type>{_BUILTINS})(?:{_SAYS})?$")
-
-# What other runtimes say, and whether it is the end of the process.
-_NATIVE: Final = [(re.compile(row["pattern"]), "crash" in row) for row in load("tracebacks.toml")["failure"]]
-_NATIVE_FRAME: Final = re.compile(load("tracebacks.toml")["frames"])
+# Headers, and whether one is the end of its process.
+_TABLE: Final = "tracebacks.toml"
+_HEADERS: Final = {name: compiled(row["pattern"], _TABLE) for name, row in load(_TABLE)["header"].items()}
+_AFTER_FRAMES, _ALONE, _BUILTIN = (_HEADERS[name] for name in ("after_frames", "alone", "builtin"))
+_NATIVE: Final = [(compiled(row["pattern"], _TABLE), "crash" in row) for row in load(_TABLE)["failure"]]
+_NATIVE_FRAME: Final = compiled(load(_TABLE)["frames"], _TABLE)
 
 # How exceptions belong together. A group draws a line down its side, and a rule before each of its members.
 _LINK: Final = re.compile(
@@ -112,9 +96,8 @@ class _Exception:
 
     def alone(self) -> Raised:
         """Without the exceptions in whose messages it stands. A native message may follow the header."""
-        message, *more = (
-            self.more if self.native and self.more and not self.message else [self.message, *self.more]
-        )
+        said = [self.message, *self.more]
+        message, *more = said[1:] if self.native and self.more and not self.message else said
         return Raised(
             *(self.type, message.strip(), self.line, tuple(more), tuple(self.frames)),
             *(self.earlier, self.handling, self.native),
@@ -138,15 +121,18 @@ class _Exception:
         if self.frames and not self.frames[-1].source and (code != text or not self.boxed):
             self.frames[-1] = replace(self.frames[-1], source=code.strip(_BOX_SIDES))
 
-    def name(self, header: re.Match[str], number: int, record: bool) -> _Exception:
+    def name(self, header: re.Match[str], number: int) -> _Exception:
         """Read its header."""
-        self.type, self.message, self.line = header["type"], header["message"] or "", number
-        self.record, self.colon = record, header["colon"] is not None
+        told = {"type": "", "message": "", "colon": ":", **header.groupdict(default="")}
+        self.type, self.message, self.line = told["type"], told["message"], number
+        self.colon = bool(told["colon"])
+        if "file" in told:
+            self.add(header)
         return self
 
 
 class Reader:
-    """The exceptions of one process: frames without a header yet, and what the last header named."""
+    """The exceptions of one process. Frames without a header yet are a block; what a header named is held."""
 
     def __init__(self) -> None:
         self.done: list[Raised] = []
@@ -168,7 +154,6 @@ class Reader:
         """Complete what is pending: the log ends here."""
         self._drop_block()
         self._hold(None)
-        self._dump = None
 
     def take(self, text: str, number: int, *, record: bool = False) -> Part:
         """Read the next line."""
@@ -182,8 +167,8 @@ class Reader:
             or self._take_dump(text)
             or self._take_frame(text, record)
             or self._take_block(text, number, record)
-            or self._take_native(text, number, record)
-            or self._take_header(text, number, record)
+            or self._take_native(text, number)
+            or self._take_header(text, number)
             or self._take_more(text, record)
         )
         self._quiet = self._quiet + 1 if part is Part.NONE or not text else 0
@@ -202,13 +187,9 @@ class Reader:
         found = _BEGIN.search(text)
         if found is None:
             return None
-        before = text[: found.start()]
-        if head := _ALONE.match(before.strip()):
-            self._hold(_Exception().name(head, number, record))
-        elif self._block and not self._block.frames:
-            return Part.FRAME  # two processes have begun at once
-        base = 0 if before.strip() else len(before)
-        block = _Exception(record, boxed=_BOX.match(text) is not None, base=base)
+        if head := _ALONE.match(text[: found.start()].strip()):
+            self._hold(_Exception().name(head, number))
+        block = _Exception(record, boxed=_BOX.match(text) is not None)
         self._open(block, within=_ORIGINAL.match(text) is not None)
         return Part.FRAME
 
@@ -219,7 +200,6 @@ class Reader:
             self._dump = crash.frames if crash else []
         elif self._dump is not None and (found := _FRAME.match(text)):
             self._dump.insert(0, _frame(found))
-            del self._dump[:-MOST_FRAMES]
         elif text and not _NATIVE_FRAME.match(text):
             self._dump = None
         return None if self._dump is None else Part.FRAME
@@ -247,7 +227,7 @@ class Reader:
         head = None if in_box else _ALONE.match(text.lstrip())
         if head := head or (_AFTER_FRAMES.match(text.lstrip()) if own and not deeper else None):
             self._block = None
-            self._hold(block.name(head, number, record))
+            self._hold(block.name(head, number))
             return Part.HEADER
         lacks_code = block.frames and not block.frames[-1].source  # next, if the log has lost its indents
         if own and (deeper or lacks_code):
@@ -258,16 +238,13 @@ class Reader:
             self._drop_block()
         return None
 
-    def _take_native(self, text: str, number: int, record: bool) -> Part | None:
+    def _take_native(self, text: str, number: int) -> Part | None:
         """What another runtime says when it fails."""
         tried = ((pattern.match(text), crash) for pattern, crash in _NATIVE)
-        found, crash = next((each for each in tried if each[0]), (None, False))
-        if found is None:
+        header, crash = next((each for each in tried if each[0]), (None, False))
+        if header is None:
             return None
-        told = {"type": "", **found.groupdict(default="")}
-        said = _Exception(record, told["type"], told.get("message", ""), number, native=True, crash=crash)
-        if "file" in told:
-            said.frames.append(Frame(told["file"], int(told["line"]), ""))
+        said = _Exception(native=True, crash=crash).name(header, number)
         held = self._held if self._held and self._held.native and not self._held.crash else None
         if held and not held.message and said.type in ("", held.type) and not crash:
             held.message = said.message  # several processes may begin at once
@@ -277,12 +254,12 @@ class Reader:
         self._hold(said)
         return Part.HEADER
 
-    def _take_header(self, text: str, number: int, record: bool) -> Part | None:
+    def _take_header(self, text: str, number: int) -> Part | None:
         """A header without frames before it."""
-        head = _ALONE.match(text) or _ALONE_BUILTIN.match(text)
+        head = _ALONE.match(text) or _BUILTIN.match(text)
         if head is None:
             return None
-        said = _Exception().name(head, number, record)
+        said = _Exception().name(head, number)
         self._adopt(said, within=False)
         self._held = said
         return Part.HEADER
@@ -294,8 +271,7 @@ class Reader:
             return Part.NONE
         if not text or _NATIVE_FRAME.match(text):
             return Part.MORE
-        foreign = record and not (held.record and (held.is_open or text[0] in " \t"))
-        held.over = foreign or (self._quiet > 0 and not held.is_open) or len(held.more) >= MOST_MORE
+        held.over = record or (self._quiet > 0 and not held.is_open) or len(held.more) >= MOST_MORE
         if held.over:
             return Part.NONE
         held.more.append(text)
@@ -304,7 +280,7 @@ class Reader:
     def _open(self, block: _Exception, within: bool) -> None:
         self._drop_block()
         self._adopt(block, within)
-        self._block, self._dump = block, None
+        self._block = block
 
     def _adopt(self, new: _Exception, within: bool) -> None:
         """Chain the held exception to the one that begins, if the log says that they belong together."""
@@ -324,7 +300,7 @@ class Reader:
 
     def _drop_block(self) -> None:
         """Give up frames that have no header. What was chained to them stays."""
-        block, self._block = self._block, None
+        block, self._block, self._dump = self._block, None, None
         if block and block.earlier:
             self.done.append(block.earlier)
         if block and block.outer:
@@ -332,7 +308,7 @@ class Reader:
 
 
 def _frame(found: re.Match[str]) -> Frame:
-    return Frame(found["file"], int(found["line"]), (found["function"] or "").strip())
+    return Frame(found["file"], int(found["line"]), (found.groupdict().get("function") or "").strip())
 
 
 def _indent(text: str) -> int:

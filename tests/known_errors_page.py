@@ -25,6 +25,7 @@ Words in capitals stand for facts from the log. This page is written from the kn
 """
 ROLES: Final = {
     "cause": ("Causes", "Each of them can be the first failure of a job."),
+    "ending": ("Endings", "A process was ended, for a reason outside of its log."),
     "consequence": ("Consequences", "Something else failed first, mostly in another process."),
     "wrapper": ("Wrappers", "They say that something failed, but not what."),
     "notice": ("Notices", "Mostly harmless."),

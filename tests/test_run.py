@@ -410,7 +410,7 @@ def test_the_first_failure_is_told_from_what_followed(script: str, tmp_path: Pat
     assert re.match(r"\d+ on \S+\) failed first: ValueError: the learning rate is a banana$", report, re.M)
     assert "in <module>" in report
     assert "ChildFailedError" not in done.stderr
-    first, _, rest = report.partition("cause (")[0].partition("what followed from that:")
+    first, _, rest = report.partition("do first: ")[0].partition("what followed from that:")
     assert "banana" in first
     assert "banana" not in rest
     if script is _BANANA:

@@ -72,6 +72,7 @@ class Frame:
         path = self.file.replace("\\", "/")
         return not (
             "-packages/" in path
+            or "/bin/" in path
             or path.startswith("<")
             or "/lib/python3" in path
             or ("/Lib/" in path and "/site-packages/" not in path)

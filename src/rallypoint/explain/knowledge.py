@@ -58,7 +58,10 @@ class Knowledge:
         )
         speakers = document["speaker"]
         self.names = frozenset(speakers)
-        self.launchers = frozenset(name for name in speakers if speakers[name]["launcher"])
+        for entry in self.entries:
+            if unknown := (entry.by | entry.heard) - self.names:
+                raise ValueError(f"{entry.id} names speakers without a table: {', '.join(sorted(unknown))}")
+        self.launchers = frozenset(name for name in speakers if speakers[name].get("launcher"))
         self._remedies = {f"@{name}": texts for name, texts in document.get("remedy", {}).items()}
         self._entries = _Index({entry: entry.patterns for entry in self.entries})
         self._speakers = _Index({name: _compiled(speakers[name]["patterns"], phrases) for name in speakers})

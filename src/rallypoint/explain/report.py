@@ -78,7 +78,7 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     yield from _cut(": ".join(filter(None, heading)), width, 2)
     yield from _quote(found, event, width, verdict.root)
     if (by := verdict.by) is not None:
-        yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 1, "  ")
+        yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 2, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
     if verdict.certainty == "consequence":
         yield from wrapped(elsewhere(found, verdict), width)
@@ -108,7 +108,7 @@ def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) ->
     if event.log == LAUNCHER:
         return "as reported"
     parts = [short_path(found.logs[event.log].name, most), f"line {_line(found, event, root):,}"]
-    parts += [clock(event.time)] if event.time is not None else []
+    parts += [clock(event.time)] if event.time is not None and event.raised is None else []
     parts += [f"attempt {event.attempt + 1} of {found.attempts}"] if found.attempts > 1 else []
     return ", ".join(parts)
 

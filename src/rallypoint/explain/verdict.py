@@ -92,6 +92,7 @@ _REASONS: Final = (
     "the log only says that a process ended",
     "a process was asked to end, and nothing says why",
 )
+_WARNED: Final = "only a warning has a known cause, and everything else follows from another failure"
 _ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": WRAPPER}
 _KINDS: Final = {Kind.STALL: CAUSE, Kind.LIBRARY: CRASH, Kind.ENDED: WRAPPER, Kind.TOLD: WRAPPER}
 _ASKED: Final = (-1, -2, -15)
@@ -311,7 +312,8 @@ def first_failure(events: Sequence[Event]) -> Event | None:
         return best
     first = _earliest(named)
     same = [each for each in events if any(each.process.is_same(one.process) for one in named)]
-    if own := [each for each in same if each not in named and tier(each) <= LINE and _can_cause(each, named)]:
+    own = [each for each in same if each not in named and tier(each) <= LINE and _can_cause(each, named)]
+    if own and tier(_earliest(own)) <= tier(best):
         return _earliest(own)
     if best.role == "consequence" and (not best.process.may_be(first.process) or first.code not in (1, -6)):
         return first
@@ -366,24 +368,27 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
             identified(event, known, heard)
     history = History(events, logs)
     rules = {each: rule for each in history.failures if (rule := _rule_for(each, history)) is not None}
+    reason = ""
     chosen, fatal = _last_attempt([each for each in history.failures if each not in rules])
     warned = [each for each, rule in rules.items() if rule.name == "warned" and each.role == "cause"]
     if warned and _is_weak(chosen, history):
         chosen = first_failure(warned)
+        reason = _WARNED
+    notices = tuple(each for each, rule in rules.items() if rule.name == "notice")[:_MOST]
     said = Explanation(
-        notices=tuple(each for each in rules if each.role == "notice" or each.raised is not None)[:_MOST],
+        notices=notices,
         attempts=1 + max((each.attempt for each in events), default=0),
         launcher=next((name for name in sorted(known.launchers) if name in heard), ""),
         logs=tuple(logs),
         worked=history.last_work(),
-        set_aside={event: rule.reason for event, rule in rules.items()},
+        set_aside={each: rule.reason for each, rule in rules.items() if each not in (chosen, *notices)},
     )
     if chosen is None:
         return replace(said, stop=_stop(history))
     before = [each for each in history.failures if each.attempt < chosen.attempt and each not in rules]
     return replace(
         said,
-        verdict=_verdict(chosen, history, known),
+        verdict=_verdict(chosen, history, known, reason),
         consequences=tuple(each for each in fatal if each is not chosen)[:_MOST],
         earlier=tuple(first for first, _ in _attempts(before)),
     )
@@ -415,14 +420,14 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
     return (telling or attempts)[-1] if attempts else (None, [])
 
 
-def _verdict(event: Event, history: History, known: Knowledge) -> Verdict:
+def _verdict(event: Event, history: History, known: Knowledge, reason: str) -> Verdict:
     level = tier(event)
     certainty = KNOWN if event.role in ("cause", "ending") else UNKNOWN
     unexplained = event.kind is Kind.KILLED and event.match is None
     if event.role == "consequence" or level in (FOLLOWER, WRAPPER) or unexplained:
         certainty = CONSEQUENCE
     root = root_of(event.raised) if event.raised is not None else None
-    return Verdict(event, certainty, _REASONS[level], root, _said_beside(event, history, known))
+    return Verdict(event, certainty, reason or _REASONS[level], root, _said_beside(event, history, known))
 
 
 _WORD: Final = re.compile(r"[A-Za-z]{4,}")
@@ -465,5 +470,6 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
         return weak[-1]
     worked, first = history.last_work(index), log.tail[0][0]
     outlived = any(each.line >= first for each in failed)
-    silent = worked is None or (worked.line < first and not outlived)
+    says_only_that = {number for number, _ in log.tail} <= {each.line for each in failed}
+    silent = not says_only_that if worked is None else worked.line < first and not outlived
     return (last or Event(Kind.BEGIN, index, *log.tail[-1])) if silent else None

@@ -162,7 +162,7 @@ def _was_not_needed(event: Event, history: History) -> bool:
 def _was_served(event: Event, history: History) -> bool:
     """A server that was at work was asked to end, or a job that was done."""
     served = (Kind.READY, Kind.ANSWER, Kind.DONE)
-    unknown = event.kind is Kind.TOLD and event.match is None
+    unknown = event.kind is Kind.TOLD and event.match is None and "CANCELLED" not in event.text
     return unknown and any(each.kind in served for each in history.work_before(event))
 
 
@@ -174,6 +174,8 @@ def _is_aftermath(event: Event, history: History) -> bool:
     told = [each for each in history.before(event) if each.kind is Kind.TOLD]
     if told and not any(_is_bad(each) for each in history.before(told[0])):
         return not any(each.is_work and each.line > told[-1].line for each in between)
+    if tier(event) == CAUSE:
+        return False  # what a program does after its training can fail as well
     done = [each for each in between if each.kind is Kind.DONE and history.work_before(each)]
     busy = (Kind.STEP, Kind.ANSWER, Kind.BEGIN)
     return bool(done) and not any(each.kind in busy and each.line > done[-1].line for each in between)
@@ -198,8 +200,8 @@ def _is_passing(event: Event, history: History) -> bool:
 
 def _is_unheard(event: Event, history: History) -> bool:
     """A library's own account counts only beside a failure that it explains."""
-    failed = any(each.kind in (Kind.EXCEPTION, *PROCESS_GONE) for each in history.failures)
-    return event.kind is Kind.LIBRARY and event.match is None and not failed
+    later = (each for each in history.failures if each.log != event.log or each.line > event.line)
+    return event.kind is Kind.LIBRARY and event.match is None and not any(map(_is_bad, later))
 
 
 @dataclass(frozen=True)

@@ -446,3 +446,9 @@ _HEALTHY = sorted((Path(__file__).parent / "logs" / "healthy").glob("*.log"))
 def test_nothing_is_found_in_the_log_of_a_job_that_went_well(path: Path) -> None:
     found = explain([Source(path.name, [path.read_bytes()])])
     assert (found.found, name_of(found.verdict)) == (False, None)
+
+
+def test_the_rank_that_the_launcher_names_may_only_have_lost_the_other_one() -> None:
+    log = "CUDA out of memory, retrying\n" + traceback(_GLOO, "[rank0]: ") + traceback(_BANANA, "[rank1]: ")
+    assert name_of(verdict_of(log + _FAILED)) == _BANANA
+    assert name_of(verdict_of(log + _FAILED.replace("local_rank: 1", "local_rank: 0"))) == _BANANA

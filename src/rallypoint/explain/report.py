@@ -80,7 +80,7 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     if (by := verdict.by) is not None:
         yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 2, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
-    if verdict.certainty == "consequence":
+    if verdict.certainty == "consequence" and event.kind is not Kind.KILLED:
         yield from wrapped(elsewhere(found, verdict), width)
     else:
         others = [each for each in found.consequences if each.process and each.process != event.process]
@@ -197,6 +197,8 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
     event, raised = verdict.event, verdict.root or verdict.event.raised
     if event.match is not None:
         return knowledge().steps(event.match.entry, _facts(event), found.launcher)
+    if event.kind is Kind.KILLED:
+        return [_AFTERWARDS.get(found.launcher, _AFTERWARDS[""])]
     if raised is None or verdict.certainty == "consequence":
         return []
     frame = raised.users_frame

@@ -29,6 +29,7 @@ _MOST_WRITERS: Final = 4_096
 _MOST_ALIKE: Final = 20
 _NEXT_RUN: Final = 15
 """A further run begins at most so many lines after the failure of the one before."""
+_OPENING_LINES: Final = 20
 _SHORTEST_OPENING: Final = 8
 _RHYTHM: Final = 3
 """So many lines of one form with other values are steps, in any words."""
@@ -367,20 +368,22 @@ class _Opening:
     """The first two lines of a log: where they come again after a failure, a further run begins."""
 
     forms: list[str] = field(default_factory=list)
+    _lines: int = 0
     _seen_first: bool = False
 
     @property
     def is_learning(self) -> bool:
-        return len(self.forms) < 2
+        return len(self.forms) < 2 and self._lines < _OPENING_LINES
 
     def learn(self, text: str) -> None:
         """Take a line of the beginning; one that speaks of a failure makes the opening useless."""
         if self.is_learning and (form := _DIGITS.sub("", text).strip()) not in self.forms:
             self.forms.append(form)
+        self._lines += 1
 
     def comes_again(self, text: str) -> bool:
         form = _DIGITS.sub("", text).strip()
-        if self.is_learning or min(map(len, self.forms)) < _SHORTEST_OPENING or not form:
+        if len(self.forms) < 2 or min(map(len, self.forms)) < _SHORTEST_OPENING or not form:
             return False
         again = self._seen_first and form == self.forms[1]
         self._seen_first = form == self.forms[0]

@@ -424,7 +424,7 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
 
 def _verdict(event: Event, history: History, known: Knowledge, reason: str) -> Verdict:
     level = tier(event)
-    certainty = KNOWN if event.role in ("cause", "ending") else UNKNOWN
+    certainty = KNOWN if event.role in ("cause", "ending") or event.kind is Kind.STALL else UNKNOWN
     unexplained = event.kind is Kind.KILLED and event.match is None
     if event.role == "consequence" or level in (FOLLOWER, WRAPPER) or unexplained:
         certainty = CONSEQUENCE

@@ -92,3 +92,9 @@ def test_ordinary_lines_are_not_read_one_by_one() -> None:
         f"step {step} loss {1 / (step + 1):.4f} tokens/s {step % 977}\n" for step in range(ORDINARY)
     )
     assert seconds(lambda: explain([Source("x", [lines.encode()])])) < 2
+
+
+def test_many_different_failures_take_no_square_of_their_number() -> None:
+    names = ["".join(chr(97 + number // 26**place % 26) for place in range(4)) for number in range(3000)]
+    lines = "".join(f"Error: {name} could not be read\n" for name in names)
+    assert seconds(lambda: explain([Source("x", [lines.encode()])])) < 12

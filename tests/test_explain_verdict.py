@@ -452,3 +452,21 @@ def test_the_rank_that_the_launcher_names_may_only_have_lost_the_other_one() -> 
     log = "CUDA out of memory, retrying\n" + traceback(_GLOO, "[rank0]: ") + traceback(_BANANA, "[rank1]: ")
     assert name_of(verdict_of(log + _FAILED)) == _BANANA
     assert name_of(verdict_of(log + _FAILED.replace("local_rank: 1", "local_rank: 0"))) == _BANANA
+
+
+def test_many_announced_exceptions_are_no_trouble() -> None:
+    announced = "ERROR 11-15 14:36:19 [serving.py:5] Error while handling request 7\n"
+    log = "".join(announced + traceback("ValueError: bad shape") for _ in range(25))
+    assert name_of(verdict_of(log)) == "ValueError: bad shape"
+    empty = "2026-11-15 14:36:19,123 - data - ERROR - AssertionError:\n" * 1500
+    assert explained(empty).found
+
+
+def test_the_same_words_announce_several_restarts() -> None:
+    log = "".join(f"Restarting training\nstep {at}\n" + traceback(f"ValueError: {at}") for at in range(4))
+    assert name_of(verdict_of(log)) == "ValueError: 3"
+
+
+def test_a_full_cache_is_no_request_to_end() -> None:
+    log = "INFO 11-15 14:36:19 [cache.py:3] 128 blocks evicted\n" + _RAISED
+    assert name_of(verdict_of(log)) == _BANANA

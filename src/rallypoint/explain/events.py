@@ -283,14 +283,35 @@ class History:
         self.logs = logs
         self.failures = [each for each in events if each.is_failure]
         self._work: dict[int, list[Event]] = {}
+        self._by_kind: dict[tuple[int, int, Kind], list[Event]] = {}
+        self._last_gone: dict[int, int] = {}
+        self._later: dict[tuple[int, int], list[Event]] = {}
         for each in events:
+            self._by_kind.setdefault((each.log, each.run, each.kind), []).append(each)
             if each.is_work or each.kind is Kind.BEGIN:
                 self._work.setdefault(each.log, []).append(each)
+            if each.kind in PROCESS_GONE:
+                self._last_gone[each.log] = max(self._last_gone.get(each.log, 0), each.line)
 
-    def before(self, event: Event) -> list[Event]:
-        """The events before another one, in its log and run."""
-        own = (each for each in self.events if each.log == event.log and each.run == event.run)
-        return [each for each in own if each.line < event.line]
+    def before(self, event: Event, kind: Kind) -> list[Event]:
+        """The events of a kind before another event, in its log and run."""
+        found = self._by_kind.get((event.log, event.run, kind), [])
+        return found[: bisect_left(found, event.line, key=_line_of)]
+
+    def between(self, earlier: Event, later: Event, kinds: Iterable[Kind]) -> bool:
+        """Whether there is an event of some kinds between two of a log and run."""
+        found = (self.before(later, kind) for kind in kinds)
+        return any(each and each[-1].line > earlier.line for each in found)
+
+    def is_lost_after(self, event: Event) -> bool:
+        """Whether a process is reported gone after a failure."""
+        return self._last_gone.get(event.log, 0) > event.line
+
+    def later_attempts(self, event: Event) -> list[Event]:
+        """What happened in later attempts and runs."""
+        if event.place not in self._later:
+            self._later[event.place] = [each for each in self.events if each.place > event.place]
+        return self._later[event.place]
 
     def work_before(self, event: Event) -> list[Event]:
         """The work that the log shows before an event, in its run."""

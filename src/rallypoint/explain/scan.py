@@ -7,10 +7,11 @@ the lines that may speak of a failure, and only around these, and at the end of 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Final
 
 from rallypoint.explain.classify import classify, table
@@ -133,9 +134,14 @@ class _LogReader:
         self._last = ""
         self._failed_at = -_NEXT_RUN - 1
         self._alike: Counter[tuple[Kind, str]] = Counter()
+        self._latest: dict[tuple[Kind, str], Event] = {}
+        self._kept: Counter[bool] = Counter()
+        """How many failures are kept, and how many other events."""
         self._rhythm: dict[tuple[Process, str], set[str]] = {}
-        self._restarts: dict[str, int] = {}
-        """The lines that begin a further attempt. The agents of several machines report the same one."""
+        self._restarts: list[int] = []
+        """The lines that begin a further attempt."""
+        self._announced: dict[str, int] = {}
+        """What said so, and where: the agents of several machines report the same restart."""
         self._runs: list[int] = []
         """The lines that begin a further run."""
         self._opening = _Opening()
@@ -148,10 +154,10 @@ class _LogReader:
         self._complete()
         self._add(*(event for report in self._reports for event in report.close()))
         self._read_the_end()
+        self.events += self._latest.values()
         for event in self.events:
-            restarts = sum(line < event.line for line in self._restarts.values())
-            event.attempt = (self._source.attempt or 0) + restarts
-            event.run = sum(line <= event.line for line in self._runs)
+            event.attempt = (self._source.attempt or 0) + bisect_left(self._restarts, event.line)
+            event.run = bisect_right(self._runs, event.line)
         return self._log
 
     def _blocks(self, progress: Callable[[int], None]) -> Iterator[bytes]:
@@ -250,6 +256,7 @@ class _LogReader:
         """The line before a traceback only announces it."""
         last = self.events[-1] if self.events else None
         if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
+            self._alike[last.kind, _DIGITS.sub("", last.text)] -= 1
             self.events.pop()
 
     def _complete(self) -> None:
@@ -272,7 +279,8 @@ class _LogReader:
         line, before = heading.line, heading.before
         mild = line.level in MILD and _CAUGHT.search(before) is not None
         caught = raised.caught or mild or bool(_CAUGHT.search(line.text) or _IGNORED.search(before))
-        outside = [each.line for each in self.events if each.line > raised.line and each.kind in _OUTSIDE]
+        later = takewhile(lambda each: each.line > raised.line, reversed(self.events))
+        outside = [each.line for each in later if each.kind in _OUTSIDE]
         more = raised.more[: min(outside) - raised.line - 1] if outside else raised.more
         raised = replace(raised, more=more, caught=caught, aside=_ASIDE.match(before) is not None)
         kind = Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION
@@ -313,7 +321,8 @@ class _LogReader:
         if not _FRACTION.search(line.text) or _NO_RHYTHM.search(line.text):
             return None
         beats = self._rhythm.setdefault((line.process, _FIGURES.sub("", line.text)), set())
-        beats.add(" ".join(_FIGURES.findall(line.text)))
+        if len(beats) < _RHYTHM and len(self._rhythm) < _MOST_WRITERS:
+            beats.add(" ".join(_FIGURES.findall(line.text)))
         return Kind.STEP if len(beats) >= _RHYTHM else None
 
     # Events ------------------------------------------------------------------------------------------------
@@ -321,24 +330,36 @@ class _LogReader:
     def _add(self, *events: Event) -> None:
         for event in events:
             if event.kind is Kind.RESTART:
-                self._restarts.setdefault(event.text, event.line)
-            if event.is_failure and self._is_one_too_many(event):
+                self._restart(event)
+            if event.is_failure and not self._is_news(event):
                 continue
-            if len(self.events) < MOST_EVENTS:
+            self._kept[event.is_failure] += 1
+            if self._kept[event.is_failure] <= MOST_EVENTS:
                 self.events.append(event)
 
-    def _is_one_too_many(self, event: Event) -> bool:
-        """Note a failure; of many that are alike, only the last one is kept besides the first ones."""
+    def _restart(self, event: Event) -> None:
+        self._complete()
+        if event.line - self._announced.get(event.text, -_AFTER) >= _AFTER or self._failed_since(event):
+            self._restarts.append(event.line)
+        if len(self._announced) < _MOST_WRITERS:
+            self._announced[event.text] = event.line
+
+    def _failed_since(self, event: Event) -> bool:
+        """Whether something failed since the same was announced before."""
+        return self._failed_at > self._announced.get(event.text, event.line)
+
+    def _is_news(self, event: Event) -> bool:
+        """Note a failure. Of many that are alike, the first ones and the last one are kept."""
         self._failed_at = max(self._failed_at, event.line)
+        form = (event.kind, _DIGITS.sub("", event.text))
+        if len(self._alike) < MOST_EVENTS:
+            self._alike[form] += 1
+        if self._alike[form] > _MOST_ALIKE:
+            self._latest[form] = event
+            return False
         if event.level not in ("debug", "info"):
             self._look_back()
             self._watch = _AFTER
-        form = _DIGITS.sub("", event.text)
-        self._alike[event.kind, form] += 1
-        if self._alike[event.kind, form] <= _MOST_ALIKE:
-            return False
-        same = (each for each in reversed(self.events) if each.kind is event.kind)
-        next(each for each in same if _DIGITS.sub("", each.text) == form).line = event.line
         return True
 
     def _look_back(self) -> None:
@@ -360,7 +381,7 @@ class _LogReader:
         kind = found.kind if found is not None else self._beat(line)
         told = kind is Kind.TOLD and self._failed_at < number
         if kind is not None and (told or kind not in (*FAILURES, Kind.RESTART)):
-            self.events.append(self._event(kind, number, line))
+            self._add(self._event(kind, number, line))
 
 
 @dataclass

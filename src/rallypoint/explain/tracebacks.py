@@ -16,6 +16,7 @@ from typing import Final
 from rallypoint.explain.events import Frame, Raised
 from rallypoint.explain.lines import compiled, load
 
+_MOST_NESTED: Final = 20
 MOST_FRAMES: Final = 200
 MOST_TEXT: Final = 2_000
 MOST_MORE: Final = 12
@@ -76,6 +77,7 @@ class _Exception:
     crash: bool = False
     outer: _Exception | None = None
     """The exception in whose message this one stands."""
+    depth: int = 0
     boxed: bool = False
     base: int = 0
     """How far its header is indented."""
@@ -288,8 +290,12 @@ class Reader:
         if held and self._link:
             new.earlier, new.handling = held.alone(), bool(self._link["handling"])
             new.outer, self._held = held.outer, None
-        elif held and (within or held.is_open or held.type.endswith("ExceptionGroup")):
-            new.outer, self._held = held, None
+        elif (
+            held
+            and held.depth < _MOST_NESTED
+            and (within or held.is_open or held.type.endswith("ExceptionGroup"))
+        ):
+            new.outer, new.depth, self._held = held, held.depth + 1, None
         self._hold(None)
 
     def _hold(self, said: _Exception | None) -> None:

@@ -18,6 +18,7 @@ from rallypoint.explain.classify import class_of
 from rallypoint.explain.events import (
     MILD,
     PROCESS_GONE,
+    WORK,
     Event,
     History,
     Kind,
@@ -114,7 +115,7 @@ _MODULES: Final = ("ModuleNotFoundError", "ImportError")
 
 def _was_restarted(event: Event, history: History) -> bool:
     """A later attempt, or a later run, is at work, and has no failure of its own."""
-    later = [each for each in history.events if each.place > event.place]
+    later = history.later_attempts(event)
     failed = any(each.is_failure and each.level not in MILD for each in later)
     return not failed and any(each.is_work for each in later)
 
@@ -124,7 +125,7 @@ def _was_survived(event: Event, history: History) -> bool:
     after = history.work_after(event)
     if event.kind in (*PROCESS_GONE, Kind.TOLD):
         return _was_replaced(event, history)
-    if event.kind is Kind.LIBRARY or (not event.process and _was_lost(event, history)):
+    if event.kind is Kind.LIBRARY or (not event.process and history.is_lost_after(event)):
         return False
     if event.fatal and event.raised is not None:  # torch puts the rank before its last words only
         after = [each for each in after if each.process.rank == event.process.rank]
@@ -145,18 +146,12 @@ def _was_replaced(event: Event, history: History) -> bool:
     return done or (event.kind is Kind.ENDED and distinct_steps(work) >= _MANY_STEPS)
 
 
-def _was_lost(event: Event, history: History) -> bool:
-    """Whether a process is reported gone after a failure."""
-    gone = (each for each in history.failures if each.kind in PROCESS_GONE)
-    return any(each.log == event.log and each.line > event.line for each in gone)
-
-
 def _was_not_needed(event: Event, history: History) -> bool:
     """A module was missing, and the program went on without it."""
     if event.raised is None or event.raised.name not in _MODULES or event.fatal or event.log < 0:
         return False
-    later = any(each.log == event.log and each.line > event.line for each in history.failures)
-    return not later and history.logs[event.log].lines - event.line > _GOES_ON
+    last = max(each.line for each in history.failures if each.log == event.log)
+    return last <= event.line and history.logs[event.log].lines - event.line > _GOES_ON
 
 
 def _was_served(event: Event, history: History) -> bool:
@@ -170,19 +165,20 @@ def _is_aftermath(event: Event, history: History) -> bool:
     """The job was done, or was asked to end, before this failed."""
     if event.kind is Kind.TOLD:
         return False
-    between = [each for each in history.before(event) if each.is_work or each.kind is Kind.BEGIN]
-    told = [each for each in history.before(event) if each.kind is Kind.TOLD]
-    if told and not any(_is_bad(each) for each in history.before(told[0])):
-        return not any(each.is_work and each.line > told[-1].line for each in between)
+    told = history.before(event, Kind.TOLD)
+    if told and not any(_is_bad(each) for kind in _BAD for each in history.before(told[0], kind)):
+        return not history.between(told[-1], event, WORK)
     if tier(event) == CAUSE:
         return False  # what a program does after its training can fail as well
-    done = [each for each in between if each.kind is Kind.DONE and history.work_before(each)]
-    busy = (Kind.STEP, Kind.ANSWER, Kind.BEGIN)
-    return bool(done) and not any(each.kind in busy and each.line > done[-1].line for each in between)
+    done = [each for each in history.before(event, Kind.DONE)[-_STEPS:] if history.work_before(each)]
+    return bool(done) and not history.between(done[-1], event, (Kind.STEP, Kind.ANSWER, Kind.BEGIN))
+
+
+_BAD: Final = (Kind.EXCEPTION, *PROCESS_GONE)
 
 
 def _is_bad(event: Event) -> bool:
-    return event.kind in (Kind.EXCEPTION, *PROCESS_GONE) and event.level not in MILD
+    return event.kind in _BAD and event.level not in MILD
 
 
 def _was_warned(event: Event, _: History) -> bool:
@@ -193,7 +189,7 @@ def _was_warned(event: Event, _: History) -> bool:
 def _is_passing(event: Event, history: History) -> bool:
     """The log goes on after a line that states an error, and reports no process that ended."""
     known = event.match is not None or event.fatal
-    if event.kind is not Kind.ERROR or known or event.log < 0 or _was_lost(event, history):
+    if event.kind is not Kind.ERROR or known or event.log < 0 or history.is_lost_after(event):
         return False
     return not event.loud or history.logs[event.log].lines - event.line > _NEAR_END
 
@@ -291,16 +287,6 @@ def point_of(raised: Raised) -> str:
     return raised.message
 
 
-def telling_line(event: Event) -> str:
-    """The line by which the entry knows an exception, otherwise the exception's point."""
-    if event.raised is None:
-        return event.text.strip()
-    lines = [line for each in event.raised.chain for line in (each.headline, *each.more)]
-    patterns = event.match.entry.patterns if event.match is not None else ()
-    known = (line.strip() for line in lines if any(each.search(line) for each in patterns))
-    return next(known, "") or point_of(root_of(event.raised))
-
-
 # The order -------------------------------------------------------------------------------------------------
 
 
@@ -313,8 +299,9 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     if not named or named[0].raised is not None:
         return best
     first = _earliest(named)
-    same = [each for each in events if any(each.process.is_same(one.process) for one in named)]
-    own = [each for each in same if each not in named and tier(each) <= LINE and _can_cause(each, named)]
+    processes = {each.process for each in named}
+    same = [each for each in events if any(each.process.is_same(one) for one in processes)]
+    own = [each for each in same if not each.first and tier(each) <= LINE and _can_cause(each, named)]
     if own and tier(_earliest(own)) <= tier(best):
         return _earliest(own)
     if best.role == "consequence" and (not best.process.may_be(first.process) or first.code not in (1, -6)):
@@ -438,7 +425,7 @@ _WORD: Final = re.compile(r"[A-Za-z]{4,}")
 def _said_beside(event: Event, history: History, known: Knowledge) -> Event | None:
     """What a library said itself about an exception, or the last error before a process was killed."""
     if event.kind is Kind.KILLED and event.match is None:
-        errors = [each for each in history.before(event) if each.kind is Kind.ERROR]
+        errors = history.before(event, Kind.ERROR)
         return errors[-1] if errors and event.line - errors[-1].line <= _AT_THE_END else None
     if event.raised is None or tier(event) == FOLLOWER:
         return None

@@ -68,7 +68,8 @@ def _named(sample: Sample, verdict: Verdict) -> str:
     """All that the report quotes of the first failure."""
     texts = [sample.line(verdict.event.line), verdict.event.text]
     if (root := verdict.root) is not None:
-        texts += [root.headline, point_of(root), root.place.source if root.place is not None else ""]
+        frame = root.users_frame
+        texts += [root.headline, point_of(root), frame.source if frame is not None else ""]
     texts += [each.headline for each in verdict.chain[-1:]]
     texts += [verdict.by.text] if verdict.by is not None else []
     return "\n".join(texts)

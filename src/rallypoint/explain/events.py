@@ -75,7 +75,7 @@ class Frame:
             or "/bin/" in path
             or path.startswith("<")
             or "/lib/python3" in path
-            or ("/Lib/" in path and "/site-packages/" not in path)
+            or "/Lib/" in path
         )
 
     def __str__(self) -> str:

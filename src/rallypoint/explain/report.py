@@ -16,7 +16,7 @@ from rallypoint.exits import exit_text, signal_name
 from rallypoint.explain.events import Event, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
 from rallypoint.explain.reported import LAUNCHER
-from rallypoint.explain.verdict import Explanation, Verdict
+from rallypoint.explain.verdict import Explanation, Verdict, point_of
 from rallypoint.text import clock, columns, counted, excerpt, named_ranks, printable, short_path, wrapped
 
 WIDTH: Final = 80
@@ -119,10 +119,11 @@ def _line(found: Explanation, event: Event, root: Raised | None = None) -> int |
 
 
 def _said(event: Event, raised: Raised | None) -> str:
-    """The exception, with the next line of its text where the first one only announces it."""
+    """The exception, with the line of its text that says what happened where the first one does not."""
     if raised is None or not raised.headline:
         return event.text
-    return " ".join([raised.headline, *raised.more[: raised.headline.endswith(":")]])
+    point = point_of(raised)
+    return raised.headline if point in raised.headline else f"{raised.headline} {point}"
 
 
 def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:

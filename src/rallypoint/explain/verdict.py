@@ -331,21 +331,20 @@ def _earliest(events: Sequence[Event]) -> Event:
 # What it is ------------------------------------------------------------------------------------------------
 
 
-def identified(event: Event, known: Knowledge | None = None, heard: frozenset[str] | None = None) -> Event:
-    """The event with the entry of the knowledge base that fits, given the speakers of the whole log."""
-    find = partial((known or knowledge()).match, heard=heard)
+def _identify(event: Event, known: Knowledge, heard: frozenset[str]) -> None:
+    """Give the event the entry of the knowledge base that fits, given the speakers of the whole log."""
+    find = partial(known.match, heard=heard)
     if event.raised is None:
         event.match = find(event.text)
-        return event
+        return
     event.match = None
     root = root_of(event.raised)
     for raised in (root, *(each for each in event.raised.chain if each is not root)):
         files = "\n".join(frame.file for frame in raised.frames)
-        match = find(raised.text, (known or knowledge()).speakers(files))
+        match = find(raised.text, known.speakers(files))
         if match is not None and (raised is root or match.entry.role == "cause"):
             event.match = match
-            break
-    return event
+            return
 
 
 def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None = None) -> Explanation:
@@ -354,7 +353,7 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
     heard = frozenset[str]().union(*(log.heard for log in logs))
     for event in events:
         if event.is_failure:
-            identified(event, known, heard)
+            _identify(event, known, heard)
     history = History(events, logs)
     rules = {each: rule for each in history.failures if (rule := _rule_for(each, history)) is not None}
     reason = ""

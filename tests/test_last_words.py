@@ -37,7 +37,7 @@ def test_an_error_of_the_users_own_gets_its_line_and_no_guess() -> None:
     lost = _failure(0, 1.0, _CLOSED)
     for message in ("learning rate 3.0 is out of range [0, 1]", "index 7 is bad", "no CUDA in this table"):
         assert _words([lost, _failure(1, 2.0, message, "ValueError")], [], []) == [
-            "do first: Look at train.py:7, in step: x",
+            "do first: Look at train.py:7, in step",
             "whole report: here",
         ]
 
@@ -140,7 +140,7 @@ JOBS = {
     "own": (
         f"{_INIT}if rank == 1: {{}}['labels']\ndist.all_reduce(torch.ones(1))\n",
         (),
-        r"\n\ndo first: Look at \S+own.py:5, in <module>: ",
+        r"\n\ndo first: Look at \S+own.py:5, in <module>\n",
     ),
     "killed": (
         f"{_INIT}if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(torch.ones(1))\n",

@@ -23,6 +23,7 @@ import pytest
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.explain import Explanation, Source, explain
 from rallypoint.explain.events import Event
+from rallypoint.explain.report import as_text
 
 _TESTS = Path(__file__).parent
 _SECONDS = 240
@@ -177,7 +178,11 @@ class Launch:
     options: Sequence[str] = _TWO
     environ: Mapping[str, str] | None = None
     consequences: Sequence[str] = ()
+    became: str = ""
+    """The exception in whose chain the cause stands."""
 
+
+_NO_ETCD = "torch.distributed.elastic.rendezvous._etcd_stub.EtcdStubError: The 'etcd' module is required"
 
 LAUNCHES = {
     "raises": Launch("ValueError: the learning rate is a banana", _RAISES, consequences=("child-failed",)),
@@ -190,11 +195,11 @@ LAUNCHES = {
         consequences=("child-failed",),
     ),
     "torchrun without libuv": Launch(
-        "no-libuv", _INIT, environ=_NO_LIBUV, consequences=("c10d-store-failed",)
+        "no-libuv", _INIT, environ=_NO_LIBUV, became="RendezvousConnectionError"
     ),
     "accelerate without libuv": Launch("no-libuv", _INIT, _ACCELERATE, _NO_LIBUV),
     "backend": Launch("rendezvous-unknown", _INIT, (*_TORCHRUN, "--rdzv-backend=moon")),
-    "etcd": Launch("ModuleNotFoundError: No module named 'etcd'", _INIT, (*_TORCHRUN, "--rdzv-backend=etcd")),
+    "etcd": Launch(_NO_ETCD, _INIT, (*_TORCHRUN, "--rdzv-backend=etcd")),
     "machine": Launch(
         "rendezvous-timeout",
         _INIT,
@@ -206,7 +211,9 @@ LAUNCHES = {
         (*_TORCHRUN, "--standalone", "--max-restarts=1", "--nproc-per-node=4"),
         {"LOGLEVEL": "INFO"},
     ),
-    "spawn without a guard": Launch("RuntimeError: ", _SPAWNS, ()),
+    "spawn without a guard": Launch(
+        "RuntimeError: An attempt has been made to start a new process before the", _SPAWNS, ()
+    ),
     "spawn with a lambda": Launch("spawn-cannot-pickle", _SPAWNS_LAMBDA, ()),
 }
 
@@ -221,6 +228,7 @@ def test_what_a_launcher_says_is_explained(name: str, tmp_path: Path) -> None:
     assert process.returncode != 0
     assert (_verdict(report) or "").startswith(launch.verdict), output
     assert set(launch.consequences) <= {_name(told) for told in report.consequences}
+    assert f"which became {launch.became}" in as_text(report) or not launch.became
 
 
 @pytest.mark.slow

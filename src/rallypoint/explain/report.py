@@ -193,8 +193,8 @@ def why_of(verdict: Verdict) -> str:
     )
 
 
-def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
-    """What to do: the entry's advice; else the user's own line, and what the exception itself advises."""
+def steps_of(found: Explanation, verdict: Verdict, *, code: bool = True) -> list[str]:
+    """The entry's advice; else the user's own line, perhaps with its code, and what the exception advises."""
     event, raised = verdict.event, verdict.root or verdict.event.raised
     if event.match is not None:
         return knowledge().steps(event.match.entry, _facts(event), found.launcher)
@@ -203,7 +203,8 @@ def steps_of(found: Explanation, verdict: Verdict) -> list[str]:
     if raised is None or verdict.certainty == "consequence":
         return []
     frame = raised.users_frame
-    steps = [f"Look at {short_path(str(frame), 80)}: {excerpt(frame.source, 80)}"] if frame else []
+    source = excerpt(frame.source, 80) if frame and code else ""
+    steps = [f"Look at {short_path(str(frame), 80)}: {source}"] if frame else []
     said = map(str.strip, _SENTENCE.split("\n".join((raised.message, *raised.more))))
     remedies = [f'The error says: "{excerpt(each, 150)}"' for each in said if _REMEDY.search(each)]
     return [_harmless(each).removesuffix(": ") for each in (*steps, *remedies[:1])]

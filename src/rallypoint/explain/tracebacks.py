@@ -97,9 +97,10 @@ class _Exception:
         return not self.over and (self.last.endswith((":", '"""')) if self.last else self.colon)
 
     def alone(self) -> Raised:
-        """Without the exceptions in whose messages it stands. A native message may follow the header."""
+        """Without the exceptions in whose messages it stands. Its message may begin below the header."""
         said = [self.message, *self.more]
-        message, *more = said[1:] if self.native and self.more and not self.message else said
+        below = self.more and not self.message and (self.native or (self.colon and not self.earlier))
+        message, *more = said[1:] if below else said
         return Raised(
             *(self.type, message.strip(), self.line, tuple(more), tuple(self.frames)),
             *(self.earlier, self.handling, self.native),

@@ -39,10 +39,10 @@ def explain_failure(blame: FailureSummary, files: Sequence[Path] = ()) -> Explan
 
 
 def last_words(found: Explanation, report: str) -> list[str]:
-    """The cause if it is known, what to do first, and where the report is if there is one."""
+    """The cause if it is known, what to do first, and where the report is; the traceback is shown above."""
     verdict = found.verdict
     assert verdict is not None  # explain_failure sees to that
-    lines = [f"do first: {steps_of(found, verdict)[0]}"]
+    lines = [f"do first: {steps_of(found, verdict, code=False)[0]}"]
     if verdict.certainty == "known cause":
         title = excerpt(title_of(verdict.event, verdict.root), LONGEST_SENTENCE)
         lines.insert(0, f"cause: {title}")

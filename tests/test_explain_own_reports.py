@@ -356,3 +356,6 @@ def test_ranks_that_the_flight_recorder_shows_apart() -> None:
     [event] = behind([Difference("differs", "0 default_pg", 7, calls, (), 0)])
     assert event.process.rank == 2
     assert "train.py, line 9" in event.text
+    [event] = behind([Difference("unfinished", "0 default_pg", 7, calls[1:], (), 0)])
+    assert (event.is_failure, event.process.rank) == (True, None)
+    assert "does not end" in event.text

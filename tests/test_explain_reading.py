@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.explain.reading import Reader, find_logs, recoded, told_by_name
+from rallypoint.explain.reading import Opener, find_logs, recoded, told_by_name
 
 pytestmark = pytest.mark.windows
 
@@ -23,7 +23,7 @@ _LINE = b"EADDRINUSE on port 29500"
 
 
 def _read(path: Path) -> tuple[bytes, list[tuple[str, str]]]:
-    reader = Reader()
+    reader = Opener()
     return b"".join(reader.open(path).chunks), reader.unreadable
 
 
@@ -99,7 +99,7 @@ def test_a_file_without_permission_is_noted(tmp_path: Path, monkeypatch: pytest.
 def test_standard_input_may_be_packed() -> None:
     packed = io.BufferedReader(io.BytesIO(gzip.compress(_TEXT.encode())))
     for stream in (io.BytesIO(_TEXT.encode()), packed):
-        source = Reader().stream(stream)
+        source = Opener().stream(stream)
         assert source.name == "standard input"
         assert b"".join(source.chunks) == _TEXT.encode()
 
@@ -120,7 +120,7 @@ def test_a_pipe_is_opened_once(tmp_path: Path) -> None:
     [
         ("logs/none_x/attempt_1/3/stderr.log", 3, None, 1),
         ("rank3.log", 3, None, None),
-        ("slurm-4711_3.out", 3, None, None),
+        ("slurm-4711_3.out", None, None, None),
         ("train_rank_12.err", 12, None, None),
         ("node-a.log", None, "node-a", None),
         ("worker-3.out", None, "worker-3", None),
@@ -150,3 +150,5 @@ def test_wrong_names_are_usage_errors(tmp_path: Path) -> None:
         find_logs([str(tmp_path)])
     with pytest.raises(UsageError, match=r"cannot read no-such\.log: no such file"):
         find_logs(["no-such.log"])
+    with pytest.raises(UsageError, match=r"cannot read xxx.*xx: File name too long"):
+        find_logs(["x" * 300])

@@ -242,7 +242,7 @@ def test_all_adds_the_reason_and_everything_else() -> None:
     assert text.startswith(as_text(found) + "\n\nChosen because: it is the first exception\n")
     for part in (
         "Exceptions, the first one first\n  - ValueError: learning rate",
-        "What followed\n  - A connection to another rank was lost (ranks 0 to 3, 4 times)",
+        "What followed\n  - A connection to another rank was lost (ranks 0 to 3, 4 times,",
         "Harmless\n  - notice 00",
         "  - notice 19\n  and 5 more",
         "First failures of earlier attempts\n  - ended by SIGKILL",

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from rallypoint.explain import explain
-from rallypoint.explain.reading import Reader
+from rallypoint.explain.reading import Opener
 from rallypoint.explain.report import as_text
 from windows.test_launching import PACKAGES, SOURCE, portable, run_to_files
 
@@ -120,7 +120,7 @@ def test_torchrun_alone_fails_and_explain_has_the_commands_that_help(tmp_path: P
     assert "use_libuv was requested but PyTorch was built without libuv support" in failed.stderr
     log = tmp_path / "failed.log"
     log.write_text(failed.stderr, encoding="utf-8")
-    told = as_text(explain([Reader().open(log)]))
+    told = as_text(explain([Opener().open(log)]))
     assert "`python -m rallypoint enable`" in told
 
 

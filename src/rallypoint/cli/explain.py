@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,14 +13,14 @@ from pathlib import Path
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.printing import print_rows, progress_bar
 from rallypoint.errors import UsageError
+from rallypoint.explain import Explanation, Source
+from rallypoint.explain import explain as explain_logs
 from rallypoint.explain.events import Entry, Event
 from rallypoint.explain.knowledge import knowledge
-from rallypoint.explain.reading import Reader, find_logs
+from rallypoint.explain.reading import Opener, find_logs
 from rallypoint.explain.report import WIDTH, as_text
 from rallypoint.explain.report import as_json as document_of
 from rallypoint.explain.reported import behind
-from rallypoint.explain.scan import Source, scan
-from rallypoint.explain.verdict import Explanation, judge
 from rallypoint.stacks.flight import (
     MOST_BYTES,
     Dump,
@@ -81,10 +82,11 @@ def _without_dumps(names: Sequence[str]) -> tuple[list[str], list[Dump]]:
     logs: list[str] = []
     for name in names:
         path = Path(name)
-        inside = [path] if path.is_file() else sorted(path.rglob("*trace_rank*")) if path.is_dir() else []
+        is_folder = os.path.isdir(name)  # unlike a Path, it takes any name
+        inside = sorted(path.rglob("*trace_rank*")) if is_folder else [path]
         dumps = {each: rank for each in inside if (rank := rank_of_dump(each.name)) is not None}
         found |= dumps
-        if not dumps or (path.is_dir() and _has_logs(name)):
+        if not dumps or (is_folder and _has_logs(name)):
             logs.append(name)
     return logs, [read_dump(rank, _bytes_of(path)) for path, rank in found.items()]
 
@@ -114,15 +116,15 @@ def _read(names: Sequence[str], reported: Sequence[Event]) -> Explanation:
             "there is no log to read", hint="name a file, or pipe one in: rallypoint explain train.log"
         )
     paths = find_logs([name for name in names if name != "-"])
-    reader = Reader()
-    sources = [reader.open(path) for path in paths]
+    opener = Opener()
+    sources = [opener.open(path) for path in paths]
     if "-" in names:
-        sources.append(reader.stream(sys.stdin.buffer))
-    found = _judged(sources, _total_of(paths) if "-" not in names else None, reported)
-    if sources and len(reader.unreadable) == len(sources):
-        name, reason = reader.unreadable[0]
+        sources.append(opener.stream(sys.stdin.buffer))
+    found = _with_progress(sources, _total_of(paths) if "-" not in names else None, reported)
+    if sources and len(opener.unreadable) == len(sources):
+        name, reason = opener.unreadable[0]
         raise UsageError(f"cannot read {name}: {reason}", hint="name the logs of the job")
-    return replace(found, unreadable=tuple(reader.unreadable))
+    return replace(found, unreadable=tuple(opener.unreadable))
 
 
 def _total_of(paths: Iterable[Path]) -> int | None:
@@ -131,14 +133,12 @@ def _total_of(paths: Iterable[Path]) -> int | None:
     return sum(path.stat().st_size for path in paths) if plain else None
 
 
-def _judged(sources: Iterable[Source], total: int | None, reported: Sequence[Event]) -> Explanation:
+def _with_progress(sources: Iterable[Source], total: int | None, reported: Sequence[Event]) -> Explanation:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-    known = knowledge()
     with progress_bar(TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task("", total=total)
-        logs, events = scan(sources, known, lambda size: bar.advance(task, size))
-    return judge([*events, *reported], logs, known)
+        return explain_logs(sources, reported, lambda size: bar.advance(task, size))
 
 
 def _print_list(as_json: bool) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rallypoint.explain.knowledge import Knowledge, knowledge
+from rallypoint.explain.events import Event
 from rallypoint.explain.scan import Source, scan
 from rallypoint.explain.verdict import Explanation, judge
 
@@ -30,10 +30,12 @@ __all__ = ["Explanation", "Source", "explain"]
 
 def explain(
     sources: Iterable[Source],
-    known: Knowledge | None = None,
+    reported: Iterable[Event] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Explanation:
-    """Explain the failure of one job by its logs. `progress` is called with numbers of bytes read."""
-    known = known or knowledge()
-    logs, events = scan(sources, known, progress)
-    return judge(events, logs, known)
+    """Explain the failure of one job by its logs, and by what a launcher reported beside them.
+
+    `progress` is called with numbers of bytes read.
+    """
+    logs, events = scan(sources, progress)
+    return judge([*events, *reported], logs)

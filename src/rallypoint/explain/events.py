@@ -238,7 +238,7 @@ class Event:
         return self.kind in WORK
 
     @property
-    def place(self) -> tuple[int, int]:
+    def turn(self) -> tuple[int, int]:
         """Its run and attempt."""
         return (self.run, self.attempt)
 
@@ -309,9 +309,9 @@ class History:
 
     def later_attempts(self, event: Event) -> list[Event]:
         """What happened in later attempts and runs."""
-        if event.place not in self._later:
-            self._later[event.place] = [each for each in self.events if each.place > event.place]
-        return self._later[event.place]
+        if event.turn not in self._later:
+            self._later[event.turn] = [each for each in self.events if each.turn > event.turn]
+        return self._later[event.turn]
 
     def work_before(self, event: Event) -> list[Event]:
         """The work that the log shows before an event, in its run."""

@@ -2,7 +2,8 @@
 
 The bytes that come out are UTF-8, more or less: gzip is unpacked, UTF-16 (as PowerShell writes it) is
 decoded, holes of NUL are left out. A name may tell a rank, a host or an attempt: `attempt_0/3/stderr.log`
-(torchrun), `slurm-4711_3.out` (Slurm's %j_%t), `node-a.log`. A file that cannot be read is skipped and noted.
+(torchrun), `job-rank3.out` (Slurm: `job-rank%t.out`), `node-a.log`. A file that cannot be read is skipped and
+noted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rallypoint.explain.scan import Source
 
 STANDARD_INPUT: Final = "standard input"
 _TORCHRUN: Final = re.compile(r"attempt_(?P<attempt>\d+)[/\\](?P<rank>\d+)[/\\]std(?:out|err)\.log(?:\.gz)?$")
-_RANK: Final = re.compile(r"(?i)(?:(?:^|[^a-z])rank[-_.]?|^slurm-\d+_)(?P<rank>\d+)(?:\D|$)")
+_RANK: Final = re.compile(r"(?i)(?:^|[^a-z])rank[-_.]?(?P<rank>\d+)(?:\D|$)")
 _HOST: Final = re.compile(
     r"(?i)(?P<host>(?:[a-z\d]+-)*(?:node|host|worker|machine)(?:[-_]?\d+|-[a-z])(?:-\d+)*)\."
 )
@@ -33,7 +34,7 @@ _HOLE: Final = re.compile(rb"\0{16,}")
 """A log that is truncated while it is written has holes: the writer goes on at its old offset."""
 
 
-class Reader:
+class Opener:
     """Opens logs, and notes which of them cannot be read and why."""
 
     def __init__(self) -> None:
@@ -57,7 +58,12 @@ class Reader:
 
 def find_logs(names: Sequence[str]) -> list[Path]:
     """The files, each once, and for a folder the logs in it. UsageError if a name or a folder has none."""
-    found = {file.resolve(): file for name in names for file in _logs_at(Path(name))}
+    try:
+        found = {file.resolve(): file for name in names for file in _logs_at(Path(name))}
+    except OSError as error:  # a name too long, a loop of links, a folder of somebody else
+        raise UsageError(
+            f"cannot read {error.filename}: {error.strerror}", hint="name files that you can read"
+        ) from None
     return list(found.values())
 
 

@@ -147,7 +147,7 @@ def _rest(found: Explanation, width: int) -> Iterator[str]:
     told = found.verdict.chain if found.verdict is not None else ()
     sections = {
         "Exceptions, the first one first": [each.headline for each in told] if len(told) > 1 else [],
-        "What followed": _rows(found.consequences),
+        "What followed": _rows(found.consequences, found),
         "Harmless": _rows(found.notices),
         "Without effect": [f"{_rows([each])[0]}: {why}" for each, why in found.set_aside.items()],
         "First failures of earlier attempts": [_rows([each])[0] for each in found.earlier],
@@ -159,8 +159,8 @@ def _rest(found: Explanation, width: int) -> Iterator[str]:
         yield from [f"  and {len(rows) - _MOST_ROWS:,} more"] if len(rows) > _MOST_ROWS else ()
 
 
-def _rows(events: Iterable[Event]) -> list[str]:
-    """Each title once, with all who wrote it and how often; those of most processes first."""
+def _rows(events: Iterable[Event], found: Explanation | None = None) -> list[str]:
+    """Each title once: who wrote it, how often, and if asked where first; those of most processes first."""
     by_title: dict[str, list[Event]] = {}
     for event in events:
         title = title_of(event) if event.match or event.raised or event.code else event.text.strip()
@@ -168,7 +168,9 @@ def _rows(events: Iterable[Event]) -> list[str]:
     rows = []
     for title, group in sorted(by_title.items(), key=lambda item: -len({each.process for each in item[1]})):
         times = sum(each.count for each in group)
-        told = filter(None, (_who([each.process for each in group]), f"{times:,} times" if times > 1 else ""))
+        often = f"{times:,} times" if times > 1 else ""
+        place = _in_log(found, group[0], None, 40) if found is not None else ""
+        told = filter(None, (_who([each.process for each in group]), often, place))
         rows.append(f"{title} ({', '.join(told)})".removesuffix(" ()"))
     return rows
 

@@ -239,12 +239,16 @@ def lost(text: str, time: float) -> Event:
 
 
 def behind(differences: Sequence[Difference]) -> Iterator[Event]:
-    """The ranks that torch's Flight Recorder shows apart from the others."""
+    """What torch's Flight Recorder shows: ranks apart from the others, or a collective that does not end."""
     for each in differences:
         where = f"group {each.group}, collective {each.number}"
         for rank in each.absent:
             yield Event(Kind.STALL, LAUNCHER, 0, f"rank {rank} has not reached {where}", Process(rank))
         call, ranks, place = each.calls[0]
+        if each.kind == "unfinished":
+            yield Event(
+                Kind.ERROR, LAUNCHER, 0, f"all ranks have reached {where} ({call}), and it does not end"
+            )
         at = f", at {place}" if place else ""
         for rank in ranks if each.kind == "differs" else ():
             text = f"rank {rank} calls {call}{at}, unlike the other ranks: {where}"

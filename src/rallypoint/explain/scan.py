@@ -16,7 +16,7 @@ from typing import Final
 
 from rallypoint.explain.classify import classify, table
 from rallypoint.explain.events import FAILURES, MILD, MOST_EVENTS, Event, Kind, Log, Process, Raised
-from rallypoint.explain.knowledge import Knowledge
+from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
 from rallypoint.explain.quick import Sieve, blocks, fixed_texts
 from rallypoint.explain.reported import STARTS, OwnReports, Tables
@@ -73,14 +73,15 @@ class Source:
 
 
 def scan(
-    sources: Iterable[Source], known: Knowledge, progress: Callable[[int], None] = lambda _: None
+    sources: Iterable[Source], progress: Callable[[int], None] = lambda _: None
 ) -> tuple[list[Log], list[Event]]:
     """All logs, and their events in the order of logs and lines."""
+    known = knowledge()
     patterns = [each for each in (*table().failures, *STARTS, _OPENS, *known.patterns) if fixed_texts(each)]
     logs: list[Log] = []
     events: list[Event] = []
     for index, source in enumerate(sources):
-        reader = _LogReader(source, index, known, Sieve(patterns))
+        reader = _LogReader(source, index, Sieve(patterns))
         logs.append(reader.read(progress))
         events += sorted(reader.events, key=lambda each: each.line)
     return logs, events
@@ -112,10 +113,9 @@ class _Writer:
 class _LogReader:
     """Reads one log."""
 
-    def __init__(self, source: Source, index: int, known: Knowledge, sieve: Sieve) -> None:
+    def __init__(self, source: Source, index: int, sieve: Sieve) -> None:
         self._source = source
         self._index = index
-        self._known = known
         self._sieve = sieve
         self._log = Log(source.name, rank=source.rank, host=source.host, attempt=source.attempt)
         self.events: list[Event] = []
@@ -298,9 +298,10 @@ class _LogReader:
         """Make an event of a line outside of frames; return whether it speaks of a failure."""
         found = classify(line.text)
         kind = found.kind if found is not None else None
-        speakers = self._known.speakers(line.text)
+        known = knowledge()
+        speakers = known.speakers(line.text)
         self._log.heard |= speakers
-        match = self._known.match(line.text, speakers, None)
+        match = known.match(line.text, speakers, None)
         if part is Part.MORE and kind is Kind.ERROR:
             return True
         if match is not None and kind not in FAILURES:

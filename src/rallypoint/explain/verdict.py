@@ -26,7 +26,7 @@ from rallypoint.explain.events import (
     Raised,
     distinct_steps,
 )
-from rallypoint.explain.knowledge import Knowledge, knowledge
+from rallypoint.explain.knowledge import knowledge
 
 KNOWN: Final = "known cause"
 CONSEQUENCE: Final = "consequence"
@@ -331,8 +331,9 @@ def _earliest(events: Sequence[Event]) -> Event:
 # What it is ------------------------------------------------------------------------------------------------
 
 
-def _identify(event: Event, known: Knowledge, heard: frozenset[str]) -> None:
+def _identify(event: Event, heard: frozenset[str]) -> None:
     """Give the event the entry of the knowledge base that fits, given the speakers of the whole log."""
+    known = knowledge()
     find = partial(known.match, heard=heard)
     if event.raised is None:
         event.match = find(event.text)
@@ -347,13 +348,12 @@ def _identify(event: Event, known: Knowledge, heard: frozenset[str]) -> None:
             return
 
 
-def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None = None) -> Explanation:
+def judge(events: Sequence[Event], logs: Sequence[Log]) -> Explanation:
     """The explanation of some logs."""
-    known = known or knowledge()
     heard = frozenset[str]().union(*(log.heard for log in logs))
     for event in events:
         if event.is_failure:
-            _identify(event, known, heard)
+            _identify(event, heard)
     history = History(events, logs)
     rules = {each: rule for each in history.failures if (rule := _rule_for(each, history)) is not None}
     reason = ""
@@ -366,7 +366,7 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
     said = Explanation(
         notices=notices,
         attempts=1 + max((each.attempt for each in events), default=0),
-        launcher=next((name for name in sorted(known.launchers) if name in heard), ""),
+        launcher=next((name for name in sorted(knowledge().launchers) if name in heard), ""),
         logs=tuple(logs),
         worked=history.last_work(),
         set_aside={each: rule.reason for each, rule in rules.items() if each not in (chosen, *notices)},
@@ -376,7 +376,7 @@ def judge(events: Sequence[Event], logs: Sequence[Log], known: Knowledge | None 
     before = [each for each in history.failures if each.attempt < chosen.attempt and each not in rules]
     return replace(
         said,
-        verdict=_verdict(chosen, history, known, reason),
+        verdict=_verdict(chosen, history, reason),
         consequences=tuple(each for each in fatal if each is not chosen)[:_MOST],
         earlier=tuple(first for first, _ in _attempts(before)),
     )
@@ -395,9 +395,7 @@ def _is_weak(chosen: Event | None, history: History) -> bool:
 
 def _attempts(fatal: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
     """For each run and attempt, the first failure and all of them."""
-    parts = [
-        [each for each in fatal if each.place == place] for place in sorted({each.place for each in fatal})
-    ]
+    parts = [[each for each in fatal if each.turn == turn] for turn in sorted({each.turn for each in fatal})]
     return [(first, part) for part in parts if (first := first_failure(part)) is not None]
 
 
@@ -408,20 +406,20 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
     return (telling or attempts)[-1] if attempts else (None, [])
 
 
-def _verdict(event: Event, history: History, known: Knowledge, reason: str) -> Verdict:
+def _verdict(event: Event, history: History, reason: str) -> Verdict:
     level = tier(event)
     certainty = KNOWN if event.role in ("cause", "ending") or event.kind is Kind.STALL else UNKNOWN
     unexplained = event.kind is Kind.KILLED and event.match is None
     if event.role == "consequence" or level in (FOLLOWER, WRAPPER) or unexplained:
         certainty = CONSEQUENCE
     root = root_of(event.raised) if event.raised is not None else None
-    return Verdict(event, certainty, reason or _REASONS[level], root, _said_beside(event, history, known))
+    return Verdict(event, certainty, reason or _REASONS[level], root, _said_beside(event, history))
 
 
 _WORD: Final = re.compile(r"[A-Za-z]{4,}")
 
 
-def _said_beside(event: Event, history: History, known: Knowledge) -> Event | None:
+def _said_beside(event: Event, history: History) -> Event | None:
     """What a library said itself about an exception, or the last error before a process was killed."""
     if event.kind is Kind.KILLED and event.match is None:
         errors = history.before(event, Kind.ERROR)
@@ -430,11 +428,12 @@ def _said_beside(event: Event, history: History, known: Knowledge) -> Event | No
         return None
     text = "\n".join(each.headline for each in event.raised.chain)
     said = (each for each in history.failures if each.kind is Kind.LIBRARY and each.log == event.log)
-    return next((each for each in said if each.run == event.run and _is_about(text, each.text, known)), None)
+    return next((each for each in said if each.run == event.run and _is_about(text, each.text)), None)
 
 
-def _is_about(exception: str, said: str, known: Knowledge) -> bool:
+def _is_about(exception: str, said: str) -> bool:
     """Whether an exception is about the library that speaks, or about what could not be loaded."""
+    known = knowledge()
     missed = set(_WORD.findall(said.rpartition(": ")[0])) - {"could", "import", "load"}
     return bool(known.speakers(said) & known.speakers(exception)) or (
         len(missed & set(_WORD.findall(exception))) > 1

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rallypoint.explain.knowledge import knowledge
-from rallypoint.explain.reading import Reader, told_by_name
+from rallypoint.explain import Explanation, explain
+from rallypoint.explain.reading import Opener, told_by_name
 from rallypoint.explain.report import as_text, steps_of, title_of
-from rallypoint.explain.scan import scan
-from rallypoint.explain.verdict import Explanation, judge
 from rallypoint.launch.blame import FailureSummary
 from rallypoint.text import LONGEST_SENTENCE, excerpt, printable, printable_lines
 
@@ -33,8 +31,7 @@ def explain_failure(blame: FailureSummary, files: Sequence[Path] = ()) -> Explan
     if blame.cause is not None and "\nhint: " in blame.cause.message:
         return None  # an error of Rallypoint's says itself what to do
     own = [path for path in files if told_by_name(path)[0] == blame.rank] if blame.cause is None else []
-    logs, events = scan(map(Reader().open, own), knowledge())
-    found = judge([blame.event, *events], logs)
+    found = explain(map(Opener().open, own), [blame.event])
     return found if found.verdict is not None and steps_of(found, found.verdict) else None
 
 

@@ -27,14 +27,14 @@ ROOT = Path(__file__).parent
 SOURCE = ROOT / "src"
 
 COMPILED = {
-    "wire": "encoding form handlers parser repeated sessions",
-    "engine": "barriers budget calls engine keyspace waiters",
-    "server/core": "clients front members registry sessions slices store tickets",
-    "relay/core": "children combining long_values ranks relay requests slots upstream",
-    "relay": "relay worker",
-    "server/guard": "other_users",
-    "server/machine": "addresses socket_owner",
-    "server/loops": "backlog link listening pump"
+    "store/wire": "encoding form handlers parser repeated sessions",
+    "store/engine": "barriers budget calls engine keyspace waiters",
+    "store/core": "clients front members registry sessions slices store tickets",
+    "store/relay/core": "children combining long_values ranks relay requests slots upstream",
+    "store/relay": "relay worker",
+    "store/server/guard": "other_users",
+    "store/machine": "addresses socket_owner",
+    "store/server/loops": "backlog link listening pump"
     + (" readers" if sys.platform == "linux" else ""),  # for epoll
 }
 """What every request passes through, by folder.

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rallypoint
-from rallypoint.server.process.hosting import HostedServer, host_server
+from rallypoint.store.server.process.hosting import HostedServer, host_server
 
 RANKS = 8
 PATIENCE = 60.0  # seconds that a rank waits for the others, and this process for the ranks

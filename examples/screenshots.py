@@ -28,8 +28,8 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from rallypoint.stores.absence import HEAD
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.absence import HEAD
+from rallypoint.client.tcp import TCPStore
 from rallypoint.watch.web.hosting import host_web
 
 PATIENCE = 120.0

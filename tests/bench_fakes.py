@@ -19,8 +19,8 @@ from typing import BinaryIO
 import pytest
 
 from rallypoint.bench.servers import RedisServer
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.hosting import host_server
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process.hosting import host_server
 from raw import SECONDS, server_of_torch, until
 
 _NETLINK_SOCK_DIAG = 4

@@ -135,9 +135,9 @@ class Job:
             command = process.cmdline()
             if "rallypoint.pytorch.agent" in command:
                 return "agent"
-            if "rallypoint.relay.child" in command:
+            if "rallypoint.store.relay.child" in command:
                 return "relay"
-            if "rallypoint.server.process.child" in command:
+            if "rallypoint.store.server.process.child" in command:
                 return "store"
         except psutil.NoSuchProcess:
             pass

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ends import i64
-from rallypoint.relay.core.combining import Combiner
-from rallypoint.relay.core.slots import Arrival, Call, Waiter
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import Status
+from rallypoint.store.relay.core.combining import Combiner
+from rallypoint.store.relay.core.slots import Arrival, Call, Waiter
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import Status
 
 DONE, REFUSED, CALLED, UNCHANGED = Status.DONE, Status.REFUSED, Status.CALLED, Status.UNCHANGED
 

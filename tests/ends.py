@@ -12,13 +12,13 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.server.core.clients import Client
-from rallypoint.server.core.front import Front
-from rallypoint.server.core.outbox import Close, Enter, GoOn, Other, Pause, Work
-from rallypoint.server.core.turn import Turn
-from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.limits import Limits
+from rallypoint.store.core.clients import Client
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.outbox import Close, Enter, GoOn, Other, Pause, Work
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.wire.encoding import VALIDATE
+from rallypoint.store.wire.limits import Limits
 
 TOKEN = bytes(range(16))
 PRESENT = b"\x22"

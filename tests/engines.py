@@ -25,11 +25,11 @@ import pytest
 import redis
 
 from processes import end, pause
-from rallypoint.replica.engines import etcd_client, redis_client
-from rallypoint.replica.engines.address import parse_address
-from rallypoint.replica.engines.etcd_client import EtcdClient
-from rallypoint.replica.engines.etcd_messages import Status
-from rallypoint.replica.log import EngineAwayError
+from rallypoint.store.replica.engines import etcd_client, redis_client
+from rallypoint.store.replica.engines.address import parse_address
+from rallypoint.store.replica.engines.etcd_client import EtcdClient
+from rallypoint.store.replica.engines.etcd_messages import Status
+from rallypoint.store.replica.log import EngineAwayError
 
 PATIENCE = 30.0
 """Seconds after which an engine that should be ready is given up."""

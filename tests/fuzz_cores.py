@@ -24,28 +24,28 @@ from zlib import crc32
 
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.build import in_use
-from rallypoint.engine import engine, waiters
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.relay.core import long_values, ranks, relay, upstream
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.rollcall.words import stall_text
-from rallypoint.server.core import long_answers, registry, sessions, slices, store
-from rallypoint.server.core.front import Front
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import CoreFault, GoOn, Work
-from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.store import Core
-from rallypoint.server.core.turn import Turn
-from rallypoint.wire import parser
-from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.form import WholeRequests
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.parser import Forms
-from rallypoint.wire.repeated import Repeated
-from rallypoint.wire.sessions import batch
+from rallypoint.store.core import long_answers, registry, sessions, slices, store
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.outbox import CoreFault, GoOn, Work
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.store import Core
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.engine import engine, waiters
+from rallypoint.store.relay.core import long_values, ranks, relay, upstream
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.rollcall.words import stall_text
+from rallypoint.store.wire import parser
+from rallypoint.store.wire.encoding import VALIDATE
+from rallypoint.store.wire.form import WholeRequests
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.parser import Forms
+from rallypoint.store.wire.repeated import Repeated
+from rallypoint.store.wire.sessions import batch
 
 LIMITS: Final = Limits(
     key_bytes=100,

@@ -28,14 +28,14 @@ import psutil
 
 from ends import serve
 from fuzz_requests import KIB, LIMITS, MIB, mutate_bytes, relayed_requests, some_requests
-from rallypoint.rollcall.question import Question
-from rallypoint.server.core.store import Core
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.wire.encoding import VALIDATE, blob, counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import batch, session_request
+from rallypoint.client.look import look
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.wire.encoding import VALIDATE, blob, counted_request, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import batch, session_request
 
 BACKENDS = ("libuv", "legacy")
 TARGETS = (*BACKENDS, "relay")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from rallypoint.rollcall.identity import HELLO
-from rallypoint.wire.encoding import counted_request, pack_i64, pack_u64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.rollcall.identity import HELLO
+from rallypoint.store.wire.encoding import counted_request, pack_i64, pack_u64, request
+from rallypoint.store.wire.opcodes import Op
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS: Final = {

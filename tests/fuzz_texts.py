@@ -13,26 +13,26 @@ from typing import Final, NamedTuple, cast
 
 import rosters
 from explain_corpus import REPRODUCED, samples
+from rallypoint.client.look import look_through, read_if_there
 from rallypoint.codec import to_text
 from rallypoint.errors import ConnectionLostError, RallypointError
 from rallypoint.explain import Source, explain
 from rallypoint.explain.report import as_text
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
-from rallypoint.rollcall.events import to_line
-from rallypoint.rollcall.identity import HELLO, parse_hello
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import Plan, meetings_of
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.relay_events import Overheard
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.rollcall.words import stall_text
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look_through, read_if_there
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.events import to_line
+from rallypoint.store.rollcall.identity import HELLO, parse_hello
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import Plan, meetings_of
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.relay_events import Overheard
+from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.rollcall.words import stall_text
+from rallypoint.store.wire.encoding import blob
 from rallypoint.watch.status.summary import summary
 from rallypoint.watch.timeline import words as timeline_words
 from rallypoint.watch.timeline.reading import tell
-from rallypoint.wire.encoding import blob
 from rolls import client, part, plan, rank, ranks, relay, snapshot, wait
 from startups import PID, straggler
 

@@ -18,8 +18,8 @@ from functools import cache
 from itertools import count
 
 from ends import TOKEN, batch, session
-from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 
 STORED = 10_000
 """Keys that are in the store before: what LIST_KEYS tells."""

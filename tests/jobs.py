@@ -21,9 +21,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.pytorch import queues, servers, substitution
 from rallypoint.pytorch import store as python_stores
-from rallypoint.stores.tcp import TCPStore
 
 SECONDS = 180.0
 _MARK = "TEST_JOB"  # in the environment of every process of a job

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.replica.log import (
+from rallypoint.store.replica.log import (
     MOST_BYTES,
     Checkpoint,
     Extent,

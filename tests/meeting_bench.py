@@ -30,17 +30,17 @@ from typing import NamedTuple
 import psutil
 
 from rallypoint import build
+from rallypoint.client.base import Timeout
+from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.rendezvous.digest import Digest
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.process.hosting import HostedServer, host_server
-from rallypoint.stores.base import Timeout
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import counted_request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.process.hosting import HostedServer, host_server
+from rallypoint.store.wire.encoding import counted_request
+from rallypoint.store.wire.opcodes import Op
 
 _PROCESSES = 4
 _SECONDS = 300.0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rallypoint.errors import UsageError
-from rallypoint.replica.log import (
+from rallypoint.store.replica.log import (
     MOST_BYTES,
     Checkpoint,
     EngineAwayError,

@@ -12,8 +12,8 @@ from types import TracebackType
 import psutil
 
 from processes import Server, torch_serving
-from rallypoint.wire.encoding import VALIDATE, blob, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, blob, request
+from rallypoint.store.wire.opcodes import Op
 
 SECONDS = 30.0
 """How long anything may take before a test gives it up: never reached where all is well."""

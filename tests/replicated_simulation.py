@@ -12,9 +12,9 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
-from rallypoint.engine import Engine
-from rallypoint.server.core.store import Core
-from rallypoint.wire.limits import Limits
+from rallypoint.store.core.store import Core
+from rallypoint.store.engine import Engine
+from rallypoint.store.wire.limits import Limits
 from simulated_network import Link, Place
 from simulated_nodes import SECONDS_EACH, Cluster, Process
 from simulated_ranks import Rank

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rallypoint.rollcall.identity import NOBODY, Identity, Role, Source
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.snapshot import Client, Relay, Snapshot, Wait
+from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, Source
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.snapshot import Client, Relay, Snapshot, Wait
 
 GLOO = "default_pg/0//cpu//0/{}"
 

@@ -9,12 +9,12 @@ from random import Random
 from typing import Any, Protocol
 
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.server.core.clients import Client
-from rallypoint.server.core.front import Front
-from rallypoint.server.core.outbox import Close, GoOn, Other, Work
-from rallypoint.server.core.sessions import Session
-from rallypoint.wire.encoding import VALIDATE
+from rallypoint.store.core.clients import Client
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.outbox import Close, GoOn, Other, Work
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.wire.encoding import VALIDATE
 from simulated_ranks import FailedError, Rank
 
 Task = Callable[[], None]

@@ -9,10 +9,12 @@ from typing import Any, Final, Protocol
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
-from rallypoint.replica.core.leader import LeaderCore
-from rallypoint.replica.core.replica import Replica
-from rallypoint.replica.core.watch import RENEW_SECONDS, Watch
-from rallypoint.replica.log import (
+from rallypoint.store.core.outbox import Other, Work
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.replica.core.replica import Replica
+from rallypoint.store.replica.core.watch import RENEW_SECONDS, Watch
+from rallypoint.store.replica.log import (
     Checkpoint,
     EngineAwayError,
     FencedError,
@@ -20,9 +22,7 @@ from rallypoint.replica.log import (
     LostRecordsError,
     TrimmedError,
 )
-from rallypoint.server.core.outbox import Other, Work
-from rallypoint.server.core.sessions import Session
-from rallypoint.wire.limits import Limits
+from rallypoint.store.wire.limits import Limits
 from simulated_network import Link, Net, Node, Relay, Task
 from simulated_ranks import FailedError
 
@@ -95,7 +95,7 @@ class Serving(Node):
 
 
 class Process:
-    """One process: as `rallypoint.replica.node`, but its calls to the engine take simulated time."""
+    """One process: as `rallypoint.store.replica.node`, but its calls to the engine take simulated time."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster

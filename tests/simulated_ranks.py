@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Protocol
 
 from linearizability import REFUSED, Operation
-from rallypoint.wire.encoding import (
+from rallypoint.store.wire.encoding import (
     VALIDATE,
     counted_request,
     pack_i64,
@@ -18,7 +18,7 @@ from rallypoint.wire.encoding import (
     unpack_i64,
     unpack_u64,
 )
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import Op
 
 CANCEL_WAIT = request(Op.CANCEL_WAIT)
 CANCELLED = "cancelled"

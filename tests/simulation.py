@@ -30,10 +30,10 @@ import pytest
 from histories import History
 from linearizability import Operation
 from rallypoint.build import in_use
-from rallypoint.engine import Engine
-from rallypoint.relay.core import upstream
-from rallypoint.server.core import long_answers, sessions, slices
-from rallypoint.server.core.store import Core
+from rallypoint.store.core import long_answers, sessions, slices
+from rallypoint.store.core.store import Core
+from rallypoint.store.engine import Engine
+from rallypoint.store.relay.core import upstream
 from simulated_network import Link, Node, Place, RankEnd, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
 

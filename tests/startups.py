@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rallypoint.rollcall.events import (
+from rallypoint.store.rollcall.events import (
     Connected,
     Event,
     Joined,
@@ -16,7 +16,7 @@ from rallypoint.rollcall.events import (
     from_content,
     to_line,
 )
-from rallypoint.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.identity import Identity, Role, Source
 from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.records import RunRecord
 from rallypoint.watch.timeline.timeline import Timeline

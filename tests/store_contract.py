@@ -18,8 +18,8 @@ from typing import Final, TypeVar
 
 import pytest
 
+from rallypoint.client.base import Store
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError, UsageError
-from rallypoint.stores.base import Store
 
 PATIENCE: Final = 20.0
 """Seconds after which something that should come is given up."""

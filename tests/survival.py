@@ -33,8 +33,8 @@ from engines import EtcdCluster, Node, RedisCluster, await_that, etcd_cluster, f
 from histories import History
 from processes import relaying
 from rallypoint.launch.endpoint import Endpoints, parse_endpoints
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Log
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import Log
 from simulated_ranks import FailedError, Keys
 from survival_clients import PATIENCE, TOTAL, Client, Crowd
 from survival_launchers import Launchers, launching

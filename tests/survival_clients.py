@@ -16,7 +16,7 @@ from typing import Any
 
 from histories import History
 from linearizability import Operation
-from rallypoint.wire.encoding import (
+from rallypoint.store.wire.encoding import (
     VALIDATE,
     counted_request,
     pack_i64,
@@ -25,7 +25,7 @@ from rallypoint.wire.encoding import (
     unpack_i64,
     unpack_u64,
 )
-from rallypoint.wire.opcodes import STOP_WAITING, Op
+from rallypoint.store.wire.opcodes import STOP_WAITING, Op
 from simulated_ranks import FailedError, Keys
 
 PATIENCE = 40.0

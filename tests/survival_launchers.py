@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import MeetingClosedError, RallypointError
 from rallypoint.launch.endpoint import Endpoints, parse_round_store
 from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import ReplicatedPlace, open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Size
-from rallypoint.stores.tcp import TCPStore
 from simulated_ranks import FailedError
 from survival_clients import PATIENCE
 

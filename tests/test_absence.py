@@ -15,22 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import relaying, serving
+from rallypoint.client import absence, inquiry
+from rallypoint.client.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
+from rallypoint.client.inquiry import ASKERS, Inquiry, is_asker
+from rallypoint.client.pool import ConnectionPool
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import PLAN
-from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Barrier
-from rallypoint.stores import absence, inquiry
-from rallypoint.stores.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.pool import ConnectionPool
-from rallypoint.stores.inquiry import ASKERS, Inquiry, is_asker
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import PLAN
+from rallypoint.store.rollcall.roll import Roll
+from rallypoint.store.rollcall.snapshot import Barrier
+from rallypoint.store.wire.encoding import pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 from threads import serving_in_a_thread
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from processes import serving
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import UsageError
-from rallypoint.server.loops.backend import Choice, choose, parse_switch
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.server.loops.backend import Choice, choose, parse_switch
 from raw import RawClient, log_of
 
 pytestmark = pytest.mark.windows
@@ -69,7 +69,9 @@ def test_anything_else_is_a_usage_error(text: str, monkeypatch: pytest.MonkeyPat
 def server_of_this_process() -> psutil.Process:
     """The one hosted server that this process has; those that other tests left behind have ended."""
     alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    (server,) = (child for child in alive if "rallypoint.server.process.child" in " ".join(child.cmdline()))
+    (server,) = (
+        child for child in alive if "rallypoint.store.server.process.child" in " ".join(child.cmdline())
+    )
     return server
 
 

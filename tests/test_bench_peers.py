@@ -13,7 +13,7 @@ from rallypoint import TCPStore
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Worker, start
 from rallypoint.launch.switches import PATCH_VARIABLE
-from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from raw import SECONDS, until
 
 

@@ -30,8 +30,8 @@ from rallypoint.bench.servers import TorchHost
 from rallypoint.bench.swarm import RanksAt
 from rallypoint.bench.targets import BehindRelays, Target, make_target
 from rallypoint.errors import PortInUseError, UsageError
-from rallypoint.server.machine import names as system_names
-from rallypoint.server.machine import ports
+from rallypoint.store.machine import names as system_names
+from rallypoint.store.machine import ports
 from raw import until
 
 # What is planned

@@ -21,11 +21,12 @@ from rich.console import Console
 from bench_results import MOST, full_results, make_record, make_results
 from colours import contrast
 from command_line import invoke
-from rallypoint import plots, text
+from rallypoint import text
 from rallypoint.bench import figures, names, tables
 from rallypoint.bench.page import alt_text, page, write_page
 from rallypoint.bench.results import Results, Spread, read, to_json
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.watch import plots
 
 # Tables
 

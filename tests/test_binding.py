@@ -21,7 +21,7 @@ import pytest
 
 from processes import end, has_ipv6, is_wine, tells_connections
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.server.process.binding import (
+from rallypoint.store.server.process.binding import (
     addresses_for,
     adopt,
     describe,

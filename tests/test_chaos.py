@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos_plan import LAST, PASSING, Fault, Verdict, plan
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.tcp import TCPStore
 from raw import until
 
 if sys.platform != "linux":

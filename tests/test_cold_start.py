@@ -13,7 +13,7 @@ import pytest
 
 from processes import serving
 from rallypoint.cli.main import COMMANDS
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.tcp import TCPStore
 from raw import SECONDS
 
 resource = pytest.importorskip("resource", reason="nobody counts the time of children here")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from combining_bench import DONE, REFUSED, UNCHANGED, Bench, Client, clients
 from ends import arrive, blob, i64, recall
 from rallypoint.errors import ProtocolError
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.opcodes import Op
 from test_core import add, get, set_, wait
 
 pytestmark = pytest.mark.windows

@@ -7,9 +7,9 @@ import pytest
 from combining_bench import CALLED, DONE, REFUSED, Bench, Client, clients
 from ends import arrive, blob, end_of_wait, i64, leave, pop_called, wait_in_turn
 from rallypoint.errors import ProtocolError
-from rallypoint.wire.encoding import request
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import Status
+from rallypoint.store.wire.encoding import request
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import Status
 from test_core import set_, wait
 
 pytestmark = pytest.mark.windows

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from processes import Server, end, has_ipv6, serving
+from rallypoint.client import tcp
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, StoreTimeoutError, UsageError
-from rallypoint.stores import tcp
-from rallypoint.stores.client import connecting
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect import connecting
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
 from raw import SECONDS, RawClient, until
 
 pytestmark = pytest.mark.windows
@@ -314,7 +314,7 @@ def test_a_world_of_nobody() -> None:
 
 FORK = """
 import os, sys
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.tcp import TCPStore
 
 store = TCPStore("127.0.0.1", int(sys.argv[1]), timeout=30)
 store.set("who", "parent")

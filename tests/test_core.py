@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.server.core.outbox import GoOn
-from rallypoint.server.core.store import Connection, Core
-from rallypoint.wire.encoding import VALIDATE, blob, blobs, counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.outbox import GoOn
+from rallypoint.store.core.store import Connection, Core
+from rallypoint.store.wire.encoding import VALIDATE, blob, blobs, counted_request, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 
 pytestmark = pytest.mark.windows
 

@@ -29,14 +29,14 @@ from ends import (
     wait_in_turn,
 )
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.rollcall.snapshot import Operation, Snapshot
-from rallypoint.rollcall.workers import whole
-from rallypoint.server.core.front import Front
-from rallypoint.server.core.store import Core
-from rallypoint.wire import repeated
-from rallypoint.wire.encoding import VALIDATE, counted_request, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.rollcall.snapshot import Operation, Snapshot
+from rallypoint.store.rollcall.workers import whole
+from rallypoint.store.wire import repeated
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.store.wire.opcodes import Op
 from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 from test_looking import PING, finish, hello, look, seen_by, told
@@ -85,7 +85,7 @@ each_front = pytest.mark.parametrize(
 def _relays_read_on() -> Iterator[None]:
     """However many replies are due: nobody answers them here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rallypoint.relay.core.ranks._MOST_DUE", 1_000)
+        patch.setattr("rallypoint.store.relay.core.ranks._MOST_DUE", 1_000)
         yield
 
 

@@ -34,8 +34,8 @@ from rallypoint import errors
 from rallypoint.cli.command import Command, Group
 from rallypoint.cli.main import COMMANDS
 from rallypoint.launch.options import FLAGS, OPTIONS
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"

@@ -23,10 +23,10 @@ from rallypoint.diagnose.doctor import machine, network, stores
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, note, ok, unknown, warning, worst
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine import interfaces
-from rallypoint.server.machine.interfaces import Interface
-from rallypoint.server.machine.names import LookUps
-from rallypoint.server.machine.packages import ABSENT
+from rallypoint.store.machine import interfaces
+from rallypoint.store.machine.interfaces import Interface
+from rallypoint.store.machine.names import LookUps
+from rallypoint.store.machine.packages import ABSENT
 from raw import SECONDS
 
 ETHERNET = Interface("eth7", True, ("10.0.0.7", "fd00::7"))

@@ -28,6 +28,8 @@ from processes import end
 from rallypoint.cli import doctor as examining
 from rallypoint.cli.findings import print_matrix
 from rallypoint.cli.main import main
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor.all_machines import visit
 from rallypoint.diagnose.doctor.checks import CHECKS
@@ -38,8 +40,6 @@ from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknow
 from rallypoint.errors import ConnectionLostError, RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import put_on_path, without_rank
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
 from raw import SECONDS, until
 from test_doctor_judging import gathering, way
 

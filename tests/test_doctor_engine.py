@@ -22,9 +22,9 @@ from rallypoint.diagnose.doctor.engine_etcd import EtcdFacts, judge_etcd
 from rallypoint.diagnose.doctor.engine_redis import RedisFacts, judge_redis
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.engines.redis_rights import COMMANDS
-from rallypoint.replica.log import Checkpoint, Extent, Follower, Leadership
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.engines.redis_rights import COMMANDS
+from rallypoint.store.replica.log import Checkpoint, Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK
 

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text, to_text
 from rallypoint.diagnose.doctor import all_machines as everyone
 from rallypoint.diagnose.doctor import exchange as gathering
@@ -25,9 +27,7 @@ from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_s
 from rallypoint.diagnose.findings import Finding, State, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.interfaces import Interface
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.machine.interfaces import Interface
 from raw import SECONDS
 from threads import serving_in_a_thread
 

@@ -20,8 +20,8 @@ from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, ju
 from rallypoint.diagnose.findings import Fix, State, ok
 from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.interfaces import Interface
-from rallypoint.server.process import binding
+from rallypoint.store.machine.interfaces import Interface
+from rallypoint.store.server.process import binding
 from raw import SECONDS, RawClient, server_of_torch
 from threads import serving_in_a_thread
 

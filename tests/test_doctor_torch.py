@@ -18,7 +18,7 @@ from rallypoint.diagnose.findings import Finding, Fix, State
 from rallypoint.errors import BindError
 from rallypoint.pytorch import asking
 from rallypoint.pytorch.asking import Answers, ask
-from rallypoint.server.machine.interfaces import Interface
+from rallypoint.store.machine.interfaces import Interface
 
 F, W, OK, UNKNOWN = State.FAILURE, State.WARNING, State.OK, State.UNKNOWN
 GIB = 1 << 30

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rallypoint.engine import Engine
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.wire.limits import Limits
+from rallypoint.store.engine import Engine
+from rallypoint.store.wire.limits import Limits
 
 pytestmark = pytest.mark.windows
 

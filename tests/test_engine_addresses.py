@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.replica.engines.address import EngineAddress, Tls, parse_address
-from rallypoint.replica.engines.opening import open_log
+from rallypoint.store.replica.engines.address import EngineAddress, Tls, parse_address
+from rallypoint.store.replica.engines.opening import open_log
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_where_a_password_may_be(tmp_path: Path) -> None:
 def test_what_cannot_be_asked_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="acknowledgements"):
         open_log("etcd://a", acks=1)
-    for name in [each for each in sys.modules if each.startswith("rallypoint.replica.engines.etcd")]:
+    for name in [each for each in sys.modules if each.startswith("rallypoint.store.replica.engines.etcd")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(UsageError, match=r"\.\[etcd\]"):

@@ -10,8 +10,8 @@ import pytest
 
 from command_line import invoke
 from engines import EtcdCluster, RedisCluster, ask
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Checkpoint, Extent, Follower, Leadership
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import Checkpoint, Extent, Follower, Leadership
 
 
 @pytest.fixture(params=["etcd", "redis"])

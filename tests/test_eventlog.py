@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.rollcall.events import Connected, Erred, Event, Left, Lost
-from rallypoint.server.reporting import event_file as eventlog
-from rallypoint.server.reporting.event_file import EventLog
+from rallypoint.store.rollcall.events import Connected, Erred, Event, Left, Lost
+from rallypoint.store.server.reporting import event_file as eventlog
+from rallypoint.store.server.reporting.event_file import EventLog
 from startups import from_line
 
 pytestmark = pytest.mark.windows
@@ -159,7 +159,7 @@ def test_what_a_link_leads_to_is_rotated(tmp_path: Path) -> None:
 
 @needs_posix
 def test_a_full_disk_is_told_once_and_delays_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "rallypoint.server"):
+    with caplog.at_level(logging.WARNING, "rallypoint.store.server"):
         log = EventLog(Path("/dev/full"))
         for event in _numbered(range(1_000)):
             log.put(event)
@@ -221,8 +221,8 @@ def test_what_was_lost_is_told_without_another_event(tmp_path: Path) -> None:
 _FULL = """
 import resource, sys
 from pathlib import Path
-from rallypoint.rollcall.events import Left
-from rallypoint.server.reporting.event_file import EventLog
+from rallypoint.store.rollcall.events import Left
+from rallypoint.store.server.reporting.event_file import EventLog
 
 path = Path(sys.argv[1])
 log = EventLog(path)

@@ -12,16 +12,16 @@ from rallypoint.cli.run import _JoinLine, _tell_failure, _tell_stall
 from rallypoint.codec import to_text
 from rallypoint.explain.events import FAILURES, Event, Kind, Process, Raised
 from rallypoint.explain.lines import Line, Prefixes
-from rallypoint.explain.reported import OwnReports, Tables, behind, ended, failed, lost
+from rallypoint.explain.reported import OwnReports, Tables, ended, failed, lost
 from rallypoint.launch import reports
 from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.roster import Ending, Size
 from rallypoint.launch.reports import Exit, Failure, JoinProgress, LostServer, RankIdentity, Reports
-from rallypoint.stacks.activity import MachineActivity, RankActivity
-from rallypoint.stacks.flight import Difference
-from rallypoint.stacks.frames import Frame
-from rallypoint.stacks.grouping import put_together
-from rallypoint.stacks.words import stall_lines
+from rallypoint.launch.stacks.activity import MachineActivity, RankActivity
+from rallypoint.launch.stacks.flight_dumps import Difference, as_events
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.launch.stacks.grouping import put_together
+from rallypoint.launch.stacks.words import stall_lines
 
 _LOGS = Path(__file__).parent / "logs" / "own"
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952."
@@ -348,14 +348,14 @@ def test_what_a_launcher_states() -> None:
 
 def test_ranks_that_the_flight_recorder_shows_apart() -> None:
     missing = Difference("missing", "0 default_pg", 7, (("all_reduce", (0,), "train.py, line 4"),), (1, 3), 0)
-    assert [(each.kind, each.process.rank) for each in behind([missing])] == [
+    assert [(each.kind, each.process.rank) for each in as_events([missing])] == [
         (Kind.STALL, 1),
         (Kind.STALL, 3),
     ]
     calls = (("broadcast", (2,), "train.py, line 9"), ("all_reduce", (0, 1), "train.py, line 4"))
-    [event] = behind([Difference("differs", "0 default_pg", 7, calls, (), 0)])
+    [event] = as_events([Difference("differs", "0 default_pg", 7, calls, (), 0)])
     assert event.process.rank == 2
     assert "train.py, line 9" in event.text
-    [event] = behind([Difference("unfinished", "0 default_pg", 7, calls[1:], (), 0)])
+    [event] = as_events([Difference("unfinished", "0 default_pg", 7, calls[1:], (), 0)])
     assert (event.is_failure, event.process.rank) == (True, None)
     assert "does not end" in event.text

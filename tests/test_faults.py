@@ -16,12 +16,12 @@ import pytest
 
 from jobs import DONE, TRAIN, Job, free_port, job
 from processes import Server
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectError, ConnectionLostError
 from rallypoint.launch import reports
 from rallypoint.pytorch import servers
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.machine.ports import holder_of
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.machine.ports import holder_of
+from rallypoint.store.server.loops.backend import Choice
 from raw import RawClient, until
 
 _RUN = ("-m", "rallypoint", "run")
@@ -56,7 +56,9 @@ store.get("what nobody writes")
 
 def _store_of(running: Job) -> int:
     """The process of the store of a job on one machine."""
-    stores = [each for each in running.processes() if "rallypoint.server.process.child" in each.cmdline()]
+    stores = [
+        each for each in running.processes() if "rallypoint.store.server.process.child" in each.cmdline()
+    ]
     assert len(stores) == 1, stores
     return stores[0].pid
 

@@ -16,19 +16,19 @@ from typing import Final
 
 import pytest
 
+from rallypoint.client import filelock, filelog
+from rallypoint.client.file import FileStore
+from rallypoint.client.filelock import open_locked, remove_locked
+from rallypoint.client.membership import Member, refusal
 from rallypoint.errors import RallypointError, StaleFileError, StoreTimeoutError, UsageError
-from rallypoint.stores import filelock, filelog
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.file import FileStore
-from rallypoint.stores.filelock import open_locked, remove_locked
-from rallypoint.stores.membership import Member, refusal
+from rallypoint.store.connect.deadline import Deadline
 from store_contract import PATIENCE, SHORT, times_out, together
 
 pytestmark = pytest.mark.windows
 
 _MEMBER: Final = """
 import sys
-from rallypoint.stores.file import FileStore
+from rallypoint.client.file import FileStore
 store = FileStore(sys.argv[1], int(sys.argv[2]), 20)
 print("joined", flush=True)
 for line in sys.stdin:
@@ -164,7 +164,7 @@ def test_an_empty_file_is_as_good_as_none(path: Path) -> None:
 
 _FORKING: Final = """
 import os, sys
-from rallypoint.stores.file import FileStore
+from rallypoint.client.file import FileStore
 store = FileStore(sys.argv[1], 1, 20)
 clone = store.clone()
 child = os.fork()
@@ -306,7 +306,7 @@ def test_who_waits_for_a_removed_file_gets_a_new_one(path: Path, monkeypatch: py
 
 
 def test_a_lock_has_a_deadline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.stores.file._GRACE", 0.0)
+    monkeypatch.setattr("rallypoint.client.file._GRACE", 0.0)
     with FileStore(path, timeout=SHORT) as store:
         with open_locked(str(path), Deadline(PATIENCE), create=False):
             with pytest.raises(StoreTimeoutError, match="locked by others"):

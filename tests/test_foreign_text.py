@@ -28,6 +28,11 @@ from rallypoint.cli import run as launcher
 from rallypoint.cli import status as status_command
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.cli.status import _Lines
+from rallypoint.client.base import keys_missing
+from rallypoint.client.hash import HashStore
+from rallypoint.client.membership import Member as FileMember
+from rallypoint.client.membership import describe as describe_members
+from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import Within, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.exchange import Gathered
@@ -40,29 +45,24 @@ from rallypoint.launch.rendezvous.digest import Seat
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
 from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
 from rallypoint.launch.reports import Failure, JoinProgress, RankIdentity, Reports
-from rallypoint.rollcall.events import _KINDS
-from rallypoint.rollcall.identity import Identity
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Client, Snapshot
-from rallypoint.rollcall.words import stall_text
-from rallypoint.server.process.startup import DroppingHandler
-from rallypoint.stacks.activity import MachineActivity, pack
-from rallypoint.stacks.grouping import machines_of
-from rallypoint.stores.base import keys_missing
-from rallypoint.stores.hash import HashStore
-from rallypoint.stores.membership import Member as FileMember
-from rallypoint.stores.membership import describe as describe_members
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.launch.stacks.activity import MachineActivity, pack
+from rallypoint.launch.stacks.grouping import machines_of
+from rallypoint.store.rollcall.events import _KINDS
+from rallypoint.store.rollcall.identity import Identity
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.rollcall.roll import RankState, Roll, Standing
+from rallypoint.store.rollcall.snapshot import Client, Snapshot
+from rallypoint.store.rollcall.words import stall_text
+from rallypoint.store.server.process.startup import DroppingHandler
+from rallypoint.store.wire.encoding import request
+from rallypoint.store.wire.opcodes import Op
 from rallypoint.text import printable, printable_lines, shown
 from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
 from rallypoint.watch.status.torch_store import ForeignStore
 from rallypoint.watch.timeline.reading import tell
 from rallypoint.watch.timeline.words import as_text
 from rallypoint.watch.web import metrics
-from rallypoint.wire.encoding import request
-from rallypoint.wire.opcodes import Op
 from raw import RawClient, until
 from rosters import join
 

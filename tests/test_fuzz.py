@@ -23,9 +23,9 @@ from fuzz_scripts import from_text, to_text
 from processes import pause
 from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.store import Core
+from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 
 SEED = 20
 

@@ -30,30 +30,30 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jobs import free_port, job
 from namespaces import two_machines
 from processes import BACKENDS, end
-from rallypoint.access import NoUser
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
-from rallypoint.relay.finding import find_upstream
-from rallypoint.relay.relay import Relay
-from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.question import Question
-from rallypoint.server.core.store import Core
-from rallypoint.server.guard import certificate, other_users
-from rallypoint.server.guard import secret as guard
-from rallypoint.server.guard.certificate import server_tls
-from rallypoint.server.guard.secret import Secret, Token, job_secret, make_secret
-from rallypoint.server.loops import pump
-from rallypoint.server.loops.guarded import Door
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.machine.socket_owner import SocketTable
-from rallypoint.server.process.hosting import host_server
-from rallypoint.stores.client import connecting
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.guarded import guard as guard_socket
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import VALIDATE, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.access import NoUser
+from rallypoint.store.connect import connecting
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.guarded import guard as guard_socket
+from rallypoint.store.core.store import Core
+from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.relay.finding import find_upstream
+from rallypoint.store.relay.relay import Relay
+from rallypoint.store.rollcall.identity import Identity, Role
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.guard import certificate, other_users
+from rallypoint.store.server.guard import secret as guard
+from rallypoint.store.server.guard.certificate import server_tls
+from rallypoint.store.server.guard.secret import Secret, Token, job_secret, make_secret
+from rallypoint.store.server.loops import pump
+from rallypoint.store.server.loops.guarded import Door
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.server.process.hosting import host_server
+from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 from raw import RawClient, until
 from threads import running_here
 
@@ -514,7 +514,7 @@ def test_a_file_that_others_may_read_is_no_secret(
 _AS_A_POD = """
 import os, sys
 from rallypoint.errors import UsageError
-from rallypoint.server.guard.secret import job_secret
+from rallypoint.store.server.guard.secret import job_secret
 
 for owner, mode, group in ((0, 0o440, 7), (0, 0o460, 7), (0, 0o444, 7), (9, 0o440, 7), (0, 0o440, 8)):
     os.chown("secret", owner, 7)

@@ -14,18 +14,18 @@ from typing import Any, cast
 import pytest
 
 from processes import BACKENDS, pause, serving
-from rallypoint.server.core.store import Core
-from rallypoint.server.guard.channel import client_channel
-from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret
-from rallypoint.server.loops import guarded
-from rallypoint.server.loops import loop as loops
-from rallypoint.server.loops.guarded import Door, GuardedLink
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.guarded import GuardedSocket
-from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.guarded import GuardedSocket
+from rallypoint.store.core.store import Core
+from rallypoint.store.server.guard.channel import client_channel
+from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
+from rallypoint.store.server.loops import guarded
+from rallypoint.store.server.loops import loop as loops
+from rallypoint.store.server.loops.guarded import Door, GuardedLink
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.wire.encoding import VALIDATE
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from threads import running_here
 

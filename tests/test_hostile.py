@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from ends import BYE, PRESENT, Batch, Desk, batch, read_upstream, relay_on, serve, session
 from hostile import KINDS, LARGE, STORED, attack_of, requests_of, stored_key
 from processes import BACKENDS, Server, end, relaying, serving
-from rallypoint.server.core.clients import Client
-from rallypoint.server.core.outbox import Close, GoOn, Work
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.clients import Client
+from rallypoint.store.core.outbox import Close, GoOn, Work
+from rallypoint.store.core.store import Core
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from raw import RawClient, await_log
 from test_looking import told
 from test_parser import count_calls
@@ -114,7 +114,7 @@ def test_replies_are_the_same_in_slices_as_at_once(monkeypatch: pytest.MonkeyPat
     ]
     replies = []
     for slice_of in (256, 1 << 30):
-        monkeypatch.setattr("rallypoint.server.core.slices.SLICE", slice_of)
+        monkeypatch.setattr("rallypoint.store.core.slices.SLICE", slice_of)
         core = stocked()
         client = core.open("client")
         client.receive(VALIDATE)

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from processes import BACKENDS, end
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import BindError, RallypointError, ServerStartError, UsageError
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process import line, processes
-from rallypoint.server.process.binding import listen
-from rallypoint.server.process.hosting import STORE_SERVER, PreparedServer
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process import line, processes
+from rallypoint.store.server.process.binding import listen
+from rallypoint.store.server.process.hosting import STORE_SERVER, PreparedServer
 from raw import SECONDS, RawClient, is_gone, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals")
@@ -32,7 +32,7 @@ def servers_of(pid: int) -> list[int]:
     found = []
     for child in psutil.Process(pid).children():
         try:
-            if "rallypoint.server.process.child" in " ".join(child.cmdline()):
+            if "rallypoint.store.server.process.child" in " ".join(child.cmdline()):
                 found.append(child.pid)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
@@ -53,7 +53,7 @@ def master(port: int = 0, *, backend: str = "libuv", multi_tenant: bool = False)
 # A parent in a process of its own: it says its port, waits for a line, and then ends as the test wants.
 PARENT = """
 import os, signal, sys, threading
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.tcp import TCPStore
 
 def fork_one_that_stays():
     pid = os.fork()
@@ -353,7 +353,7 @@ def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL_PORTIONS = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[-1])
-from rallypoint.server.process import line
+from rallypoint.store.server.process import line
 line._AT_ONCE = 2
 sys.path.insert(0, "")
 """
@@ -387,7 +387,7 @@ BROKEN_CHILDREN = {
     "its own words": (
         "import json, sys\n"
         "sys.path[:] = json.loads(sys.argv.pop())\n"
-        "from rallypoint.server.process import child\n"
+        "from rallypoint.store.server.process import child\n"
         "def make_loop(*_): raise OSError('the epoll is empty')\n"
         "child.make_loop = make_loop\n"
         "child.main()\n",
@@ -445,7 +445,7 @@ def test_a_server_that_was_killed_is_an_error_and_then_close_still_works() -> No
 
 
 def test_the_start_is_logged_and_the_end_of_a_block_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="rallypoint.server"), master() as store:
+    with caplog.at_level("INFO", logger="rallypoint.store.server"), master() as store:
         server = server_of(os.getpid())
     assert is_gone(server)
     (line,) = (record.getMessage() for record in caplog.records if "store server on" in record.getMessage())

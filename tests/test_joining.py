@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
 from rallypoint.pytorch import joining
 from rallypoint.pytorch.joining import join
 from rallypoint.pytorch.parameters import StoreParameters
-from rallypoint.rollcall.question import Question
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.question import Question
 from raw import until
 
 HOST = "127.0.0.1"

@@ -26,7 +26,7 @@ from processes import end, serving
 from rallypoint.launch.config import settle
 from rallypoint.launch.options import split_arguments
 from rallypoint.launch.schedulers.placement import find_placement
-from rallypoint.server.guard.secret import make_secret
+from rallypoint.store.server.guard.secret import make_secret
 from raw import until
 
 ROOT = Path(__file__).parents[1]

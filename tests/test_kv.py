@@ -16,7 +16,7 @@ import pytest
 from processes import serving
 from rallypoint.cli import kv
 from rallypoint.cli.main import main
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.tcp import TCPStore
 from raw import SECONDS, RawClient, server_of_torch
 
 pytestmark = pytest.mark.windows

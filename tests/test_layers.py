@@ -15,20 +15,22 @@ import rallypoint
 
 ROOT = Path(rallypoint.__file__).parent
 
-# Lowest first. Parts of one level do not import each other.
+# Lowest first. Parts of one level do not import each other. The store's parts have levels of their own.
 LEVELS = [
-    {"build", "compiling", "errors", "text", "codec", "access", "exits"},
-    {"plots"},
-    {"wire"},
-    {"engine", "rollcall"},
-    {"stacks"},
+    {"build", "compiling", "errors", "text", "codec", "exits"},
+    {"store.access", "store.wire"},
+    {"store.machine"},
+    {"store.engine", "store.rollcall"},
+    {"store.core", "store.server.guard"},
+    {"store.server"},
+    {"store.connect"},
+    {"store.relay", "store.replica"},
+    {"client"},
     {"explain"},
-    {"server"},
-    {"stores"},
-    {"relay", "replica"},
     {"launch"},
     {"pytorch"},
-    {"diagnose", "watch", "bench"},
+    {"diagnose", "watch"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]
@@ -36,12 +38,14 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 
 # Folders and modules, with all that is below them.
 PURE = {
-    *("rallypoint.wire", "rallypoint.engine", "rallypoint.rollcall", "rallypoint.text", "rallypoint.codec"),
-    *("rallypoint.access", "rallypoint.exits", "rallypoint.stacks"),
-    *("rallypoint.server.core", "rallypoint.relay.core", "rallypoint.replica.core"),
+    *("rallypoint.text", "rallypoint.codec", "rallypoint.exits"),
+    *(f"rallypoint.store.{name}" for name in ("access", "wire", "engine", "rollcall")),
+    *(f"rallypoint.launch.stacks.{name}" for name in ("activity", "flight_dumps", "folding", "frames")),
+    *(f"rallypoint.launch.stacks.{name}" for name in ("grouping", "movement", "pace", "words")),
+    *("rallypoint.store.core", "rallypoint.store.relay.core", "rallypoint.store.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "lookout", "roster")),
     "rallypoint.launch.schedulers",
-    *(f"rallypoint.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "reading")),
+    *(f"rallypoint.store.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "reading")),
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
@@ -69,7 +73,7 @@ class Import:
 
     @property
     def part(self) -> str:
-        """The part of the package that imports: a folder or a file right below it; empty for itself."""
+        """The part of the package that imports: right below it, or below `store`; empty for itself."""
         return _part(self.module)
 
     @property
@@ -78,7 +82,8 @@ class Import:
 
 
 def _part(name: str) -> str:
-    return name.partition(".")[2].partition(".")[0]
+    parts = name.split(".")[1:3]
+    return ".".join(parts if parts[:1] == ["store"] else parts[:1])
 
 
 def imports_of(root: Path) -> list[Import]:
@@ -120,7 +125,7 @@ def _targets(node: ast.AST, package: str, root: Path) -> list[str]:
         parents = package.split(".")
         base = parents[: len(parents) + 1 - node.level] if node.level else []
         source = ".".join([*base, *([node.module] if node.module else [])])
-        # `from rallypoint import x` and `from rallypoint.wire import x` may name a module.
+        # `from rallypoint import x` and `from rallypoint.store.wire import x` may name a module.
         return [_resolve(source, alias.name, root) for alias in node.names]
     if isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
         return [
@@ -227,34 +232,38 @@ def test_a_circle_is_found_however_it_is_hidden(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "fault"),
     [
-        ("engine/x.py", "import rallypoint.rollcall", "sideways"),
-        ("engine/x.py", "from rallypoint import rollcall", "sideways"),
-        ("relay/core/relay.py", "import time", "nothing of I/O"),
-        ("relay/relay.py", "import time", None),
-        ("wire/x.py", "from rallypoint.errors import UsageError", None),
-        ("wire/x.py", "from ..server.core.store import Core", "up"),
-        ("wire/x.py", "from . import y", None),
-        ("wire/x.py", "def late():\n    from time import sleep", "clocks"),
-        ("wire/x.py", "import os.path", "clocks"),
-        ("engine/x.py", "from rallypoint.wire import limits", None),
-        ("server/x.py", "import time, rallypoint.engine", None),
-        ("server/x.py", "from rallypoint.stores.client import x", "up"),
-        ("stores/client/x.py", "import importlib\nimportlib.import_module('rallypoint.cli.main')", "up"),
-        ("stores/x.py", "def late():\n    import torch.distributed", "torch"),
+        ("store/engine/x.py", "import rallypoint.store.rollcall", "sideways"),
+        ("store/engine/x.py", "from rallypoint.store.rollcall import x", "sideways"),
+        ("store/relay/core/relay.py", "import time", "nothing of I/O"),
+        ("store/relay/relay.py", "import time", None),
+        ("store/wire/x.py", "from rallypoint.errors import UsageError", None),
+        ("store/wire/x.py", "from ..core.store import Core", "up"),
+        ("store/wire/x.py", "from . import y", None),
+        ("store/wire/x.py", "def late():\n    from time import sleep", "clocks"),
+        ("store/wire/x.py", "import os.path", "clocks"),
+        ("store/engine/x.py", "from rallypoint.store.wire import limits", None),
+        ("store/server/x.py", "import time, rallypoint.store.engine", None),
+        ("store/server/x.py", "from rallypoint.store.connect import x", "up"),
+        ("store/connect/x.py", "import importlib\nimportlib.import_module('rallypoint.cli.main')", "up"),
+        ("client/x.py", "def late():\n    import torch.distributed", "torch"),
         ("pytorch/x.py", "import torch", None),
         ("bench/x.py", "from rallypoint.pytorch import x", None),
-        ("bench/x.py", "from rallypoint.watch import x", "sideways"),
+        ("watch/x.py", "from rallypoint.diagnose import x", "sideways"),
         ("cli/x.py", "import rallypoint\nfrom rallypoint import __version__", None),
-        ("server/x.py", "from rallypoint import connect", "no place"),
-        ("utils.py", "from rallypoint.wire import limits", "no place"),
-        ("__init__.py", "from rallypoint.stores import x", "lazily"),
-        ("__init__.py", "def late():\n    from rallypoint.stores import x", None),
+        ("store/server/x.py", "from rallypoint.store import doors", "no place"),
+        ("utils.py", "from rallypoint.store.wire import limits", "no place"),
+        ("__init__.py", "from rallypoint.client import x", "lazily"),
+        ("__init__.py", "def late():\n    from rallypoint.client import x", None),
         ("__main__.py", "from rallypoint.cli.main import main", None),
     ],
 )
 def test_the_rules_catch_what_they_are_for(tmp_path: Path, path: str, text: str, fault: str | None) -> None:
     file = tmp_path / "rallypoint" / path
-    for module in (file, tmp_path / "rallypoint/wire/limits.py", tmp_path / "rallypoint/wire/parser.py"):
+    for module in (
+        file,
+        tmp_path / "rallypoint/store/wire/limits.py",
+        tmp_path / "rallypoint/store/wire/parser.py",
+    ):
         module.parent.mkdir(parents=True, exist_ok=True)
         module.touch()
     file.write_text(text)

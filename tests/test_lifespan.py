@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import BACKENDS, end
-from rallypoint.server.core.outbox import Work
-from rallypoint.server.core.store import Connection, Core
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
-from rallypoint.wire.encoding import VALIDATE, blob, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.outbox import Work
+from rallypoint.store.core.store import Connection, Core
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
+from rallypoint.store.wire.encoding import VALIDATE, blob, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, is_gone, until
 
 SECRET = b"/a secret"
@@ -188,8 +188,8 @@ def test_torchs_client_owns_a_server_until_it_is_deleted(server: HostedServer) -
 
 HOST = """
 import os, signal, sys
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.hosting import Lifespan, host_server
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process.hosting import Lifespan, host_server
 
 lifespan = Lifespan(stays_for_clients="stays" in sys.argv)
 server = host_server("127.0.0.1", 0, backend=Choice(sys.argv[1]), lifespan=lifespan)

@@ -27,14 +27,14 @@ from engines import (
     sentinel,
 )
 from log_contract import read_all
-from rallypoint.replica.core.records import FormatError
-from rallypoint.replica.engines import etcd_messages
-from rallypoint.replica.engines.address import parse_address
-from rallypoint.replica.engines.etcd_client import EtcdClient
-from rallypoint.replica.engines.etcd_messages import Outcome, put, transaction
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.engines.protobuf import encode
-from rallypoint.replica.log import (
+from rallypoint.store.replica.core.records import FormatError
+from rallypoint.store.replica.engines import etcd_messages
+from rallypoint.store.replica.engines.address import parse_address
+from rallypoint.store.replica.engines.etcd_client import EtcdClient
+from rallypoint.store.replica.engines.etcd_messages import Outcome, put, transaction
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.engines.protobuf import encode
+from rallypoint.store.replica.log import (
     MOST_BYTES,
     Checkpoint,
     EngineAwayError,
@@ -175,7 +175,7 @@ class TestEtcdNode(LoneNodeContract):
             log.trim(term, 1)
             log.trim(term, 2)
             before = client.transact(now).revision
-            monkeypatch.setattr("rallypoint.replica.engines.etcd.COMPACT_BYTES", 0)
+            monkeypatch.setattr("rallypoint.store.replica.engines.etcd.COMPACT_BYTES", 0)
             log.trim(term, 2)
             log.append(term, 4, b"record")
             log.trim(term, 3)

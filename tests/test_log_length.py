@@ -27,23 +27,23 @@ from engines import (
 from rallypoint.bench.clients import connect
 from rallypoint.bench.dialects import TORCH
 from rallypoint.bench.machine import resident_bytes
-from rallypoint.replica.engines.address import parse_address
-from rallypoint.replica.engines.etcd_client import EtcdClient
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import TrimmedError
-from rallypoint.rollcall.question import Question
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import blob, pack_u32, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.replica.engines.address import parse_address
+from rallypoint.store.replica.engines.etcd_client import EtcdClient
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import TrimmedError
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.wire.encoding import blob, pack_u32, request
+from rallypoint.store.wire.opcodes import Op
 from survival import FrontEnd, front_end
 
 MIB = 1 << 20
 _WITH_MANY_CHECKPOINTS = """
 from rallypoint.cli.main import main
-from rallypoint.replica import leading
-from rallypoint.replica.engines import etcd
+from rallypoint.store.replica import leading
+from rallypoint.store.replica.engines import etcd
 leading.CHECKPOINT_BYTES = 1 << 20
 etcd.COMPACT_BYTES = 8 << 20
 main()

@@ -10,8 +10,8 @@ import pytest
 from engines import EtcdCluster, RedisCluster
 from log_contract import LogContract, Site
 from memory_log import Memory, MemoryLog
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import EngineAwayError, FencedError, Log, LostRecordsError
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import EngineAwayError, FencedError, Log, LostRecordsError
 
 
 class TestMemory(LogContract):

@@ -14,17 +14,17 @@ from hypothesis import settings
 
 from ends import Desk, End, Played, arrive, blob
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.rollcall.identity import Identity, Role, hello_key
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Barrier, Client, Snapshot
-from rallypoint.server.core.front import Front
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import CoreFault, Other
-from rallypoint.server.core.store import Core
-from rallypoint.server.core.turn import Turn
-from rallypoint.wire.encoding import VALIDATE, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.outbox import CoreFault, Other
+from rallypoint.store.core.store import Core
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.rollcall.identity import Identity, Role, hello_key
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Barrier, Client, Snapshot
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.opcodes import Op
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
 

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 import rolls
 from ends import Desk, Played
 from rallypoint.errors import ProtocolError
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import KEYS_NAMED, key_name
-from rallypoint.rollcall.snapshot import (
+from rallypoint.store.core.looks import quoted, relay_row
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import KEYS_NAMED, key_name
+from rallypoint.store.rollcall.snapshot import (
     Barrier,
     Client,
     Gone,
@@ -29,11 +32,8 @@ from rallypoint.rollcall.snapshot import (
     Value,
     Wait,
 )
-from rallypoint.server.core.looks import quoted, relay_row
-from rallypoint.server.core.sessions import Session
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.opcodes import Op
 from rolls import part, plan, rank, ranks, snapshot
 from test_core import wait
 from test_looking import Clock, repeatable, seen_by, told

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from ends import Desk, Played, pop_called, wait_in_turn
-from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN, STALL, STALL_BYTES, Question
-from rallypoint.rollcall.snapshot import Key, Snapshot, Value
-from rallypoint.server.core import store as stores
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core import store as stores
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.identity import Identity, Role
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import PLAN, STALL, STALL_BYTES, Question
+from rallypoint.store.rollcall.snapshot import Key, Snapshot, Value
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from rolls import GLOO, rank
 from test_core import add, get, pop, push, set_, wait
 from test_looking import finish, hello, seen_by, told

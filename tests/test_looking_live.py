@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from processes import BACKENDS, Server, end, relaying, serving
+from rallypoint.client.look import look
 from rallypoint.errors import NotOursError
-from rallypoint.rollcall.identity import Identity, Role, Source, hello_key
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Client, Snapshot
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import Work
-from rallypoint.server.core.store import Connection, Core
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.wire.encoding import VALIDATE, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.outbox import Work
+from rallypoint.store.core.store import Connection, Core
+from rallypoint.store.rollcall.identity import Identity, Role, Source, hello_key
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Client, Snapshot
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump, about_this_process
+from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, server_of_torch, until
 from rolls import rank
 from test_core import barrier, set_, wait
@@ -338,8 +338,8 @@ def test_why_clients_are_gone_is_told(here: Here) -> None:
 
 CLIENT = """
 import socket, sys
-from rallypoint.wire.encoding import VALIDATE, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.opcodes import Op
 with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sock:
     sock.sendall(VALIDATE + request(Op.PING, tail=b"ping"))
     assert sock.recv(4) == b"ping"

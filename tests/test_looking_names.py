@@ -13,13 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ends import Desk, Played, i64
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.rollcall.identity import NOBODY, Identity, Role, Source, hello_key, identity_of, parse_hello
-from rallypoint.server.core.store import Core
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.wire.encoding import request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.rollcall.identity import (
+    NOBODY,
+    Identity,
+    Role,
+    Source,
+    hello_key,
+    identity_of,
+    parse_hello,
+)
+from rallypoint.store.wire.encoding import request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from rolls import rank
 from test_core import set_
 from test_looking import PING, hello, repeatable, seen_by

@@ -9,11 +9,11 @@ import pytest
 
 from ends import ByHand, Desk, Played, Wire, blob, end_of_wait, i64, relay_on, welcome
 from rallypoint.errors import SessionLostError
-from rallypoint.rollcall.identity import Role, Source
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.store import Core
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.identity import Role, Source
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
 from test_looking import PING, Clock, finish, go_on, hello, look, seen_by, taken, told

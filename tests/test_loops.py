@@ -14,11 +14,11 @@ from time import monotonic
 
 import pytest
 
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.libuv import LibuvLoop
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.readers import make_sending
-from rallypoint.server.machine import cores as machine_cores
+from rallypoint.store.machine import cores as machine_cores
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.libuv import LibuvLoop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.readers import make_sending
 
 SECONDS = 20.0
 

@@ -19,6 +19,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pytest
 
 from meeting_bench import exponent, measure
+from rallypoint.client.base import Store, Value
+from rallypoint.client.hash import HashStore
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,
     JoinTimeoutError,
@@ -33,13 +37,9 @@ from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTime
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Size
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.server.process.binding import reserve
-from rallypoint.server.process.hosting import HostedServer, host_server
-from rallypoint.stores.base import Store, Value
-from rallypoint.stores.hash import HashStore
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.server.process.binding import reserve
+from rallypoint.store.server.process.hosting import HostedServer, host_server
 from raw import SECONDS, until
 
 T = TypeVar("T")

@@ -16,20 +16,20 @@ import pytest
 
 from ends import Desk, relay_on
 from processes import BACKENDS, Server, end, serving
-from rallypoint.engine import Engine
-from rallypoint.engine.budget import Budget
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.server.core.outbox import Close, Work
-from rallypoint.server.core.store import Core
-from rallypoint.server.loops import loop as loops
-from rallypoint.server.loops import pump as pumps
-from rallypoint.server.loops.legacy import LegacyLoop
-from rallypoint.server.loops.link import Link
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.machine.memory import memory_bytes
-from rallypoint.wire.encoding import VALIDATE, blob, counted_request, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.store import Core
+from rallypoint.store.engine import Engine
+from rallypoint.store.engine.budget import Budget
+from rallypoint.store.machine.memory import memory_bytes
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.server.loops import loop as loops
+from rallypoint.store.server.loops import pump as pumps
+from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.server.loops.link import Link
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.wire.encoding import VALIDATE, blob, counted_request, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from raw import RawClient, await_log
 
 MIB = 1 << 20

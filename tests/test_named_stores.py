@@ -17,34 +17,34 @@ import psutil
 import pytest
 
 from processes import BACKENDS
+from rallypoint.client.look import look, look_at_job
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import to_text
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
-from rallypoint.relay.finding import find_upstream, knows_names
-from rallypoint.relay.hosting import host_relay
-from rallypoint.relay.relay import Relay
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.server.core.store import Core
-from rallypoint.server.guard import secret as guard
-from rallypoint.server.guard.secret import Secret
-from rallypoint.server.loops import link, stores
-from rallypoint.server.loops.guarded import Door
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump, about_this_process
-from rallypoint.server.loops.stores import StorePump
-from rallypoint.server.process.hosting import Lifespan, host_server
-from rallypoint.server.reporting.events import Events
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look, look_at_job
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.finding import find_upstream, knows_names
+from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.relay.relay import Relay
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.server.guard import secret as guard
+from rallypoint.store.server.guard.secret import Secret
+from rallypoint.store.server.loops import link, stores
+from rallypoint.store.server.loops.guarded import Door
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump, about_this_process
+from rallypoint.store.server.loops.stores import StorePump
+from rallypoint.store.server.process.hosting import Lifespan, host_server
+from rallypoint.store.server.reporting.events import Events
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from rallypoint.watch.status.report import Asked, report_on
 from rallypoint.watch.timeline.reading import read_events
-from rallypoint.wire.encoding import VALIDATE, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rosters import join
 from test_guard import _no_secret, elsewhere, have

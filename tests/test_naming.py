@@ -17,7 +17,7 @@ from pods import Pod, two_pods
 from rallypoint.errors import ConnectError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.naming import await_host
-from rallypoint.stores.client.deadline import Deadline
+from rallypoint.store.connect.deadline import Deadline
 from raw import SECONDS
 
 HOST = "job-0.training"
@@ -28,7 +28,7 @@ from rallypoint.launch.rendezvous import waiting
 waiting.next_report = lambda elapsed: elapsed + 0.1
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.naming import await_host
-from rallypoint.stores.client.deadline import Deadline
+from rallypoint.store.connect.deadline import Deadline
 print(await_host(Endpoint("{HOST}", 29400), Deadline({SECONDS})))
 """
 

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from processes import end, has_ipv6
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.reporting import neighbours_program
-from rallypoint.server.reporting.neighbours import Found, Neighbours, Process
-from rallypoint.server.reporting.neighbours_program import (
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.reporting import neighbours_program
+from rallypoint.store.server.reporting.neighbours import Found, Neighbours, Process
+from rallypoint.store.server.reporting.neighbours_program import (
     Connection,
     Family,
     Variables,
@@ -317,14 +317,14 @@ def test_a_child_that_fails(
         else:
             loop.stop()
 
-    with caplog.at_level(logging.DEBUG, "rallypoint.server"):
+    with caplog.at_level(logging.DEBUG, "rallypoint.store.server"):
         neighbours.ask(on_done)
         turn()
         run(loop, neighbours)
     assert answers == [{}] * 2
     assert trouble != "timed out" or len(turns) > 4, "the loop goes on meanwhile"
     assert set(psutil.Process().children()) <= before, "nothing is left behind"
-    (logged,) = (each for each in caplog.records if each.name == "rallypoint.server")  # once
+    (logged,) = (each for each in caplog.records if each.name == "rallypoint.store.server")  # once
     assert logged.levelno == logging.DEBUG
     assert trouble in logged.getMessage()
 

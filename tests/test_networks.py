@@ -20,13 +20,13 @@ import pytest
 from jobs import DONE, TRAIN, Job, free_port, job
 from namespaces import Machine, Wiring, wired
 from rallypoint.errors import BindError
-from rallypoint.server.machine.interfaces import (
+from rallypoint.store.machine.interfaces import (
     GLOO_INTERFACE,
     NCCL_INTERFACE,
     Interface,
     interfaces_to_name,
 )
-from rallypoint.server.process.binding import listen_within
+from rallypoint.store.server.process.binding import listen_within
 
 needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="it needs nft, of nftables")
 

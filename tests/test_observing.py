@@ -16,7 +16,12 @@ import pytest
 
 from ends import Desk, End, Played, arrive
 from processes import end, relaying, serving
-from rallypoint.rollcall.events import (
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.about import About
+from rallypoint.store.core.outbox import Close, CoreFault, Enter, GoOn, Pause, Work
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.events import (
     BarrierComplete,
     Connected,
     Erred,
@@ -31,17 +36,12 @@ from rallypoint.rollcall.events import (
     Waited,
     Waiting,
 )
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN, STALL
-from rallypoint.server.core.about import About
-from rallypoint.server.core.outbox import Close, CoreFault, Enter, GoOn, Pause, Work
-from rallypoint.server.core.store import Core
-from rallypoint.server.process.startup import EVENTS_VARIABLE
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import PLAN, STALL
+from rallypoint.store.server.process.startup import EVENTS_VARIABLE
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import rank
 from startups import from_line
@@ -415,7 +415,7 @@ def test_ranks_behind_a_relay_are_in_the_events_of_the_server(tmp_path: Path) ->
 
 HOSTED = """
 import sys
-from rallypoint.server.process.hosting import host_server
+from rallypoint.store.server.process.hosting import host_server
 server = host_server("127.0.0.1", 0)
 print(server.port, flush=True)
 sys.stdin.readline()

@@ -22,18 +22,18 @@ import pytest
 
 from command_line import invoke
 from processes import end, has_ipv6, pause, serving
-from rallypoint.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.servers import open_place
-from rallypoint.relay.outgoing import Outgoing
-from rallypoint.server.guard.other_users import ClientGuard, access_of_environment
-from rallypoint.server.loops.legacy import LegacyLoop
-from rallypoint.server.machine import socket_owner
-from rallypoint.server.machine.socket_owner import SocketTable
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import VALIDATE, counted_request, request
-from rallypoint.wire.opcodes import READY, Op
+from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
+from rallypoint.store.machine import socket_owner
+from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.relay.outgoing import Outgoing
+from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
+from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.store.wire.opcodes import READY, Op
 from raw import SECONDS, RawClient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the user of a socket")
@@ -139,8 +139,8 @@ def test_a_client_of_another_user(tmp_path: Path, options: tuple[str, ...], answ
 
 
 _ATTACKS = """
-from rallypoint.wire.encoding import VALIDATE, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.opcodes import Op
 become_other()
 kept = []
 def attack(kind, host, before=lambda sock: None):

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.wire import parser
-from rallypoint.wire.handlers import SERVED, TELLS, Deliver, RequestHandler
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.parser import Forms, RequestParser
+from rallypoint.store.wire import parser
+from rallypoint.store.wire.handlers import SERVED, TELLS, Deliver, RequestHandler
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.parser import Forms, RequestParser
 
 pytestmark = pytest.mark.windows
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.errors import AccessError
-from rallypoint.wire.preface import NONCE_BYTES, ClientPreface, Right, ServerPreface, key_for
+from rallypoint.store.wire.preface import NONCE_BYTES, ClientPreface, Right, ServerPreface, key_for
 
 pytestmark = pytest.mark.windows
 

@@ -23,6 +23,7 @@ from cable import Cable, cable_to
 from command_line import invoke
 from processes import Server, end, is_wine, relaying, sends_signals, serving, torch_serving
 from rallypoint.build import in_use
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -30,19 +31,18 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.relay import relay as running
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.finding import find_upstream
-from rallypoint.relay.hosting import host_relay
-from rallypoint.relay.relay import Relay
-from rallypoint.server.core.store import Core
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.hosting import host_server
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay import relay as running
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.relay.finding import find_upstream
+from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.relay.relay import Relay
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.server.process.hosting import host_server
+from rallypoint.store.wire.encoding import counted_request, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, empty, until
 from threads import Make, running_here
 
@@ -182,7 +182,7 @@ def test_of_two_relays_of_a_machine_one_says_that_the_store_was_away(
 
 def test_a_hosted_relay_ends_with_its_parent(site: Site) -> None:
     code = (
-        "import sys; from rallypoint.relay.hosting import host_relay\n"
+        "import sys; from rallypoint.store.relay.hosting import host_relay\n"
         f"relay = host_relay([('127.0.0.1', {site.server.port})])\n"
         "print(relay.pid, flush=True); sys.stdin.read()"
     )

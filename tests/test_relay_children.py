@@ -24,10 +24,10 @@ from ends import (
     relay_on,
     wait_in_turn,
 )
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import ASK
+from rallypoint.store.core.store import Core
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 
 pytestmark = pytest.mark.windows

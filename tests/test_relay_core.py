@@ -31,14 +31,14 @@ from ends import (
     welcome,
 )
 from rallypoint.errors import LimitError, ProtocolError, SessionLostError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.core.upstream import BEAT, BYE
-from rallypoint.server.core.outbox import Close, Work
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import VALIDATE, counted_request, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import ASK
+from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.relay.core.upstream import BEAT, BYE
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 from test_looking import finish
 

@@ -18,14 +18,14 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 import rallypoint
 from jobs import end_torch_stores, free_port, patch_torch
+from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.config import settle
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.environment import INJECTION, name_relay, without_rank
 from rallypoint.pytorch.plugin import create_handler
 from rallypoint.pytorch.schemes import meet_at_server
-from rallypoint.rollcall.identity import Role
-from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE
+from rallypoint.store.rollcall.identity import Role
 
 _HOST = "127.0.0.1"
 _LONG = timedelta(seconds=20)

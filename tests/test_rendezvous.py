@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from processes import end
+from rallypoint.client.file import FileStore
+from rallypoint.client.rendezvous import rendezvous
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import UsageError
-from rallypoint.stores.file import FileStore
-from rallypoint.stores.rendezvous import rendezvous
-from rallypoint.stores.tcp import TCPStore
 
 pytestmark = pytest.mark.windows
 
@@ -41,7 +41,7 @@ def port() -> int:
 # A rank: it meets the other one, tells what it got, and leaves only when that has come, too.
 RANK = """
 import sys
-from rallypoint.stores.rendezvous import rendezvous
+from rallypoint.client.rendezvous import rendezvous
 
 url, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 store, rank, world_size = rendezvous(url, rank, world_size, timeout=30)

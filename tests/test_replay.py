@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 
 from ends import batch, session, u64
 from rallypoint.errors import ProtocolError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.server.core import sessions
-from rallypoint.server.core.clients import Client
-from rallypoint.server.core.durations import Durations
-from rallypoint.server.core.front import Front
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import Close, CoreFault, GoOn, Work
-from rallypoint.server.core.store import Core
-from rallypoint.server.core.turn import Turn
-from rallypoint.wire import parser
-from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core import sessions
+from rallypoint.store.core.clients import Client
+from rallypoint.store.core.durations import Durations
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.outbox import Close, CoreFault, GoOn, Work
+from rallypoint.store.core.store import Core
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.wire import parser
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 
 LIMITS = Limits(key_bytes=64, value_bytes=512, handshake_seconds=2.0, session_seconds=1.0, held_bytes=20_000)
 

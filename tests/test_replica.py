@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from ends import BEAT, SIGN_OF_LIFE, batch, note, session
 from rallypoint.errors import ProtocolError
-from rallypoint.replica.core import callers
-from rallypoint.replica.core import replica as replica_module
-from rallypoint.replica.core.callers import Caller
-from rallypoint.replica.core.leader import LeaderCore
-from rallypoint.replica.core.packing import pack, unpack
-from rallypoint.replica.core.records import (
+from rallypoint.store.core.about import About
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.outbox import Close, GoOn, Work
+from rallypoint.store.core.store import Core
+from rallypoint.store.replica.core import callers
+from rallypoint.store.replica.core import replica as replica_module
+from rallypoint.store.replica.core.callers import Caller
+from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.replica.core.packing import pack, unpack
+from rallypoint.store.replica.core.records import (
     Assembly,
     Entry,
     FormatError,
@@ -25,21 +29,17 @@ from rallypoint.replica.core.records import (
     pack_record,
     seal,
 )
-from rallypoint.replica.core.replica import Replica, pack_state, rules_of
-from rallypoint.replica.log import LostRecordsError
-from rallypoint.rollcall.identity import Identity, Role, hello_key
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Replication, Snapshot
-from rallypoint.server.core.about import About
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.outbox import Close, GoOn, Work
-from rallypoint.server.core.store import Core
-from rallypoint.wire import parser
-from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import READY, Op
-from rallypoint.wire.sessions import ASK
+from rallypoint.store.replica.core.replica import Replica, pack_state, rules_of
+from rallypoint.store.replica.log import LostRecordsError
+from rallypoint.store.rollcall.identity import Identity, Role, hello_key
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Replication, Snapshot
+from rallypoint.store.wire import parser
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import READY, Op
+from rallypoint.store.wire.sessions import ASK
 from test_replay import DATA, LIMITS
 
 MOST = 120

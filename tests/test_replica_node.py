@@ -13,15 +13,15 @@ from zlib import crc32
 import pytest
 
 from memory_log import Memory, MemoryLog
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
-from rallypoint.replica import absence, leading
-from rallypoint.replica.core.records import link, pack_record
-from rallypoint.replica.log import EngineAwayError, FencedError, Leadership, LostRecordsError
-from rallypoint.replica.node import Node
-from rallypoint.server.loops.legacy import LegacyLoop
-from rallypoint.server.process.binding import reserve
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.limits import Limits
+from rallypoint.store.replica import absence, leading
+from rallypoint.store.replica.core.records import link, pack_record
+from rallypoint.store.replica.log import EngineAwayError, FencedError, Leadership, LostRecordsError
+from rallypoint.store.replica.node import Node
+from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.server.process.binding import reserve
+from rallypoint.store.wire.limits import Limits
 from raw import until
 
 
@@ -166,7 +166,7 @@ def test_what_ended_the_lead_is_told_though_its_port_is_taken(monkeypatch: pytes
     def is_taken(_: object) -> list[socket.socket]:
         raise RallypointError("the port is taken")
 
-    monkeypatch.setattr("rallypoint.replica.node.reserve_again", is_taken)
+    monkeypatch.setattr("rallypoint.store.replica.node.reserve_again", is_taken)
     memory = Memory()
     with pytest.raises(LostRecordsError, match="records are gone"):
         run(Loses(memory))

@@ -17,15 +17,15 @@ import pytest
 from engines import Node, ask, await_that, free_ports, redis_cluster
 from jobs import DONE, SECONDS, TRAIN, Job, job
 from namespaces import Machine, machines_on_switch, plug
+from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text
 from rallypoint.launch.endpoint import parse_endpoints
 from rallypoint.launch.rendezvous.digest import Digest
-from rallypoint.relay.hosting import host_relay
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Log
-from rallypoint.server.guard import secret as guard
-from rallypoint.server.guard.secret import SECRET_VARIABLE, make_secret
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import Log
+from rallypoint.store.server.guard import secret as guard
+from rallypoint.store.server.guard.secret import SECRET_VARIABLE, make_secret
 from raw import until
 
 # On a machine that is busy, two launchers with torch take a minute to start.

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import pytest
 
 from memory_log import MemoryLog, _Record
-from rallypoint.replica.core.callers import Caller
-from rallypoint.replica.core.leader import LeaderCore
-from rallypoint.replica.core.replica import Replica
-from rallypoint.server.core.outbox import Work
+from rallypoint.store.core.outbox import Work
+from rallypoint.store.replica.core.callers import Caller
+from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.replica.core.replica import Replica
 from replicated_simulation import simulate
 from simulation import must_catch
 

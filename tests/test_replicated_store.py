@@ -14,8 +14,8 @@ from engines import await_that, free_ports, redis_cluster
 from processes import relaying
 from rallypoint import TCPStore
 from rallypoint.errors import ConnectError, RallypointError, StoreTimeoutError
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Log
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import Log
 from survival import FrontEnd, front_end
 
 

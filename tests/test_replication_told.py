@@ -20,15 +20,15 @@ from command_line import invoke
 from engines import await_that, free_ports, redis_cluster
 from processes import end, serving
 from rallypoint.cli.serve import serve
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.relay.hosting import host_relay
-from rallypoint.replica.engines.address import EngineAddress, Tls, parse_address
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.snapshot import Replication, Standby, Upstream
-from rallypoint.rollcall.words import headline
-from rallypoint.server.machine.reasons import reason_of
-from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE
+from rallypoint.store.machine.reasons import reason_of
+from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.replica.engines.address import EngineAddress, Tls, parse_address
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.snapshot import Replication, Standby, Upstream
+from rallypoint.store.rollcall.words import headline
 from rallypoint.watch.status.summary import summary
 from rallypoint.watch.web.picture import picture
 from rallypoint.watch.web.told import NOTHING_TOLD

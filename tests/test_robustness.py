@@ -18,7 +18,9 @@ import psutil
 import pytest
 
 from processes import BACKENDS, Server, end, serving
-from rallypoint.engine import Engine
+from rallypoint.client import tcp
+from rallypoint.client.hash import HashStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -26,20 +28,18 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.server.core.store import Core
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.listening import Arrival, Listening
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.binding import listen, reachable_at
-from rallypoint.stores import tcp
-from rallypoint.stores.client import connecting
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.hash import HashStore
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import pack_u64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect import connecting
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.store import Core
+from rallypoint.store.engine import Engine
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.listening import Arrival, Listening
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.server.process.binding import listen, reachable_at
+from rallypoint.store.wire.encoding import pack_u64, request
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log
 from threads import running_here
 
@@ -188,7 +188,7 @@ def test_a_host_without_standard_streams(closed: tuple[int, ...]) -> None:
 _FORKED_WHILE_SHARING = """
 import os
 from rallypoint import TCPStore
-from rallypoint.server.process import hosting
+from rallypoint.store.server.process import hosting
 hosting._sharing.acquire()  # as a thread does that is just starting a server
 child = os.fork()
 if child == 0:

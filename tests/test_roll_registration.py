@@ -17,6 +17,9 @@ import torch.distributed as dist
 
 from jobs import SECONDS, free_port, job, patch_torch
 from processes import Server, serving, torch_serving
+from rallypoint.client.absence import HEAD
+from rallypoint.client.look import look_at_job
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView
@@ -28,17 +31,14 @@ from rallypoint.pytorch import substitution
 from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of, planned
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import make_store
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN, Question
-from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Gone, Snapshot
-from rallypoint.stores.absence import HEAD
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look_at_job
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import PLAN, Question
+from rallypoint.store.rollcall.roll import Roll
+from rallypoint.store.rollcall.snapshot import Gone, Snapshot
 from raw import until
 from rolls import client, plan, rank, ranks, snapshot
 

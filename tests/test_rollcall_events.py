@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rallypoint.rollcall.events import (
+from rallypoint.store.rollcall.events import (
     BarrierComplete,
     Connected,
     Erred,
@@ -24,9 +24,9 @@ from rallypoint.rollcall.events import (
     Waiting,
     to_line,
 )
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import KEYS_NAMED
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import KEYS_NAMED
 from startups import from_line
 
 pytestmark = pytest.mark.windows

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import MOST_RANKS
-from rallypoint.rollcall.roll import Gathering, MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Barrier, Gone, Snapshot
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import MOST_RANKS
+from rallypoint.store.rollcall.roll import Gathering, MachineRanks, RankState, Roll, Standing
+from rallypoint.store.rollcall.snapshot import Barrier, Gone, Snapshot
 from rolls import GLOO, client, part, plan, rank, ranks, relay, snapshot, wait
 
 pytestmark = pytest.mark.windows

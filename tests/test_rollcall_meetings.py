@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import ProtocolError
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import MOST_RANKS, JobRound, Plan
-from rallypoint.rollcall.snapshot import Upstream
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import MOST_RANKS, JobRound, Plan
+from rallypoint.store.rollcall.snapshot import Upstream
 from rolls import client, part, plan, rank, relay, snapshot
 
 pytestmark = pytest.mark.windows

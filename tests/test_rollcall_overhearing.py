@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import rolls
-from rallypoint.rollcall.events import Connected, Event, Joined, Left, Waited, Waiting
-from rallypoint.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.rollcall.relay_events import Overheard
-from rallypoint.rollcall.snapshot import Client, Snapshot
+from rallypoint.store.rollcall.events import Connected, Event, Joined, Left, Waited, Waiting
+from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
+from rallypoint.store.rollcall.relay_events import Overheard
+from rallypoint.store.rollcall.snapshot import Client, Snapshot
 
 pytestmark = pytest.mark.windows
 

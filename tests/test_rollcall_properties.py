@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.roll import RankState, Roll
-from rallypoint.rollcall.snapshot import Barrier, Gone, Relay, Snapshot
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.roll import RankState, Roll
+from rallypoint.store.rollcall.snapshot import Barrier, Gone, Relay, Snapshot
 from rolls import GLOO, big_job, client, part, plan, relay, snapshot, wait
 
 pytestmark = pytest.mark.windows

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.rollcall.identity import NOBODY
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import Awaited, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Gone
-from rallypoint.rollcall.words import headline, missing_text, owed_text, stall_text, unseen_text, wait_text
+from rallypoint.store.rollcall.identity import NOBODY
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.rollcall.roll import Awaited, RankState, Roll, Standing
+from rallypoint.store.rollcall.snapshot import Gone
+from rallypoint.store.rollcall.words import (
+    headline,
+    missing_text,
+    owed_text,
+    stall_text,
+    unseen_text,
+    wait_text,
+)
 from rallypoint.text import duration, ranks_text, shown
 from rolls import GLOO, big_job, client, plan, rank, ranks, snapshot, wait
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rallypoint.codec import to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
-from rallypoint.rollcall.plan import meetings_of
+from rallypoint.store.rollcall.plan import meetings_of
 from rosters import close, join, leave
 
 pytestmark = pytest.mark.windows

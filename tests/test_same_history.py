@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 from processes import Server, torch_serving
-from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 
 _KEYS = [b"/a", b"/b", b"/c", b"/d"]
 _COUNTERS = [b"/m", b"/n"]

@@ -24,8 +24,8 @@ BYTES_EACH = 20 * 1024
 # would hold up the search for a free port, in this test and in the next ones.
 CLIENTS = """
 import resource, socket, struct, sys
-from rallypoint.wire.encoding import VALIDATE, blob, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire.encoding import VALIDATE, blob, request
+from rallypoint.store.wire.opcodes import Op
 
 port, count = map(int, sys.argv[1:])
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

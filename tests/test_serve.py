@@ -22,13 +22,13 @@ import pytest
 from command_line import invoke
 from processes import BACKENDS, Server, end, has_ipv6, sends_signals, serving, tells_connections
 from rallypoint import build
-from rallypoint.server.core.store import Core
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.binding import listen
-from rallypoint.wire.encoding import VALIDATE, counted_request, pack_i64, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.store import Core
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.server.process.binding import listen
+from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
 from threads import running_here
 

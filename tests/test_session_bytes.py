@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ends import TOKEN, blob
 from rallypoint.errors import ProtocolError
-from rallypoint.wire import sessions as wire
-from rallypoint.wire.encoding import encode
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.wire import sessions as wire
+from rallypoint.store.wire.encoding import encode
+from rallypoint.store.wire.opcodes import Op
 
 pytestmark = pytest.mark.windows
 

@@ -30,13 +30,13 @@ from ends import (
     wait_in_turn,
 )
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.server.core.outbox import Close
-from rallypoint.server.core.store import Core
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import ASK, FrameReader
+from rallypoint.store.core.outbox import Close
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import ASK, FrameReader
 from test_core import add, barrier, get, pop, push, set_, wait
 
 pytestmark = pytest.mark.windows

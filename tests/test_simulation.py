@@ -18,19 +18,19 @@ from linearizability import (
     is_linearizable,
     whole_store,
 )
-from rallypoint.relay.core.combining import Combiner
-from rallypoint.relay.core.ranks import Rank
-from rallypoint.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
-from rallypoint.relay.core.upstream import Upstream
-from rallypoint.server.core import sessions
-from rallypoint.server.core.long_answers import LongAnswers
-from rallypoint.server.core.sessions import Bearer, Session
-from rallypoint.server.core.slices import Rest
-from rallypoint.server.core.tickets import StoreCarrier
-from rallypoint.wire import parser
-from rallypoint.wire.encoding import unpack_i64
-from rallypoint.wire.opcodes import Op
-from rallypoint.wire.sessions import Status
+from rallypoint.store.core import sessions
+from rallypoint.store.core.long_answers import LongAnswers
+from rallypoint.store.core.sessions import Bearer, Session
+from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.tickets import StoreCarrier
+from rallypoint.store.relay.core.combining import Combiner
+from rallypoint.store.relay.core.ranks import Rank
+from rallypoint.store.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
+from rallypoint.store.relay.core.upstream import Upstream
+from rallypoint.store.wire import parser
+from rallypoint.store.wire.encoding import unpack_i64
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import Status
 from simulation import must_catch, simulate
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]

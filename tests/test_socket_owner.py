@@ -11,8 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 from processes import has_ipv6
-from rallypoint.access import NoUser
-from rallypoint.server.machine.socket_owner import SocketTable
+from rallypoint.store.access import NoUser
+from rallypoint.store.machine.socket_owner import SocketTable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the user of a socket")
 
@@ -119,7 +119,7 @@ def failure(number: int) -> bytes:
     ],
 )
 def test_what_is_plain_in_an_answer(kind: int, content: bytes, user: int | None) -> None:
-    native = pytest.importorskip("rallypoint.server.machine.native", reason="it is not compiled")
+    native = pytest.importorskip("rallypoint.store.machine.native", reason="it is not compiled")
     kernel, netlink = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     with (
         kernel,

@@ -19,14 +19,14 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from jobs import Job, free_port, job
+from rallypoint.client.look import look
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.pytorch import plugin
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.question import Question
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.rollcall.question import Question
 from raw import until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="launchers are told to go by SIGTERM")
@@ -131,7 +131,7 @@ def is_named(process: psutil.Process) -> bool:
 
 def is_relay(process: psutil.Process) -> bool:
     try:
-        return "rallypoint.relay.child" in process.cmdline()
+        return "rallypoint.store.relay.child" in process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
 
@@ -226,7 +226,7 @@ def test_a_spare_is_in_the_next_round_within_a_second(tmp_path: Path) -> None:
         members(kills)
         began = time.monotonic()
         for _ in range(2):
-            subprocess.run([sys.executable, "-c", "import rallypoint.relay.child"], check=True)
+            subprocess.run([sys.executable, "-c", "import rallypoint.store.relay.child"], check=True)
         two_starts = time.monotonic() - began
         (tmp_path / "over").touch()
         running.wait()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.stacks.activity import (
+from rallypoint.launch.stacks.activity import (
     MOST_PACKED,
     Child,
     MachineActivity,
@@ -21,12 +21,12 @@ from rallypoint.stacks.activity import (
     pack,
     unpack,
 )
-from rallypoint.stacks.folding import fold
-from rallypoint.stacks.frames import Frame, is_complete, read_dump
-from rallypoint.stacks.grouping import only, put_together
-from rallypoint.stacks.movement import Movement
-from rallypoint.stacks.pace import Pace
-from rallypoint.stacks.words import summary_lines
+from rallypoint.launch.stacks.folding import fold
+from rallypoint.launch.stacks.frames import Frame, is_complete, read_dump
+from rallypoint.launch.stacks.grouping import only, put_together
+from rallypoint.launch.stacks.movement import Movement
+from rallypoint.launch.stacks.pace import Pace
+from rallypoint.launch.stacks.words import summary_lines
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 ALL_REDUCE = (

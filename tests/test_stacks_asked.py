@@ -18,10 +18,14 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
-from rallypoint.launch.stacks import sampler, steps
+from rallypoint.launch.stacks import pace, sampler, steps
+from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.channel import StoreChannel
-from rallypoint.launch.stacks.flight import PIPES, ask_recorders, with_pipes
+from rallypoint.launch.stacks.flight_recorder import PIPES, ask_recorders, with_pipes
+from rallypoint.launch.stacks.folding import fold
+from rallypoint.launch.stacks.frames import Dump
+from rallypoint.launch.stacks.grouping import Work, put_together
 from rallypoint.launch.stacks.looking import Looker
 from rallypoint.launch.stacks.py_spy import program as py_spy_program
 from rallypoint.launch.stacks.sampler import Sampler
@@ -29,12 +33,7 @@ from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
 from rallypoint.launch.stacks.system import children_of, helper_of, look_at, look_elsewhere, mask_of, names_of
 from rallypoint.launch.stacks.watching import answering
-from rallypoint.stacks import pace
-from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.stacks.folding import fold
-from rallypoint.stacks.frames import Dump
-from rallypoint.stacks.grouping import Work, put_together
-from rallypoint.stacks.words import group_lines, stall_lines
+from rallypoint.launch.stacks.words import group_lines, stall_lines
 from rallypoint.watch.status.stacks import all_lines, rank_lines
 
 if sys.platform != "linux":

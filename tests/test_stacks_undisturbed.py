@@ -14,11 +14,11 @@ import pytest
 
 import interruptible
 from jobs import free_port
+from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE
 from rallypoint.launch.stacks.looking import Looker
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
-from rallypoint.stores.tcp import TCPStore
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)

@@ -11,17 +11,17 @@ import pytest
 
 from ends import Desk, End, Played, arrive, leave, relay_on
 from processes import Server, relaying, serving
-from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.question import Question
-from rallypoint.server.core.looks import LookStep
-from rallypoint.server.core.store import Core
-from rallypoint.server.reporting.events import Events, RelayEvents, StallReports
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look as look_at
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.client.look import look as look_at
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.identity import Identity, Role
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.reporting.events import Events, RelayEvents, StallReports
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, log_of
 from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait

@@ -20,21 +20,21 @@ import pytest
 
 from command_line import invoke
 from processes import Server, end, is_wine, relaying, serving, torch_serving
-from rallypoint.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import STALL, Question
-from rallypoint.rollcall.roll import Roll
-from rallypoint.stacks.activity import MachineActivity, RankActivity, pack
-from rallypoint.stacks.frames import Frame
-from rallypoint.stacks.grouping import put_together
-from rallypoint.stacks.words import summary_lines
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look, look_through
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import counted_request
-from rallypoint.wire.opcodes import Op
+from rallypoint.client.look import look, look_through
+from rallypoint.client.tcp import TCPStore
+from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, pack
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.launch.stacks.grouping import put_together
+from rallypoint.launch.stacks.words import summary_lines
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import STALL, Question
+from rallypoint.store.rollcall.roll import Roll
+from rallypoint.store.wire.encoding import counted_request
+from rallypoint.store.wire.opcodes import Op
 from rolls import GLOO
 from threads import serving_in_a_thread
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import MachineRanks, RankState, Standing
-from rallypoint.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
-from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
-from rallypoint.stacks.frames import Frame
+from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.rollcall.roll import MachineRanks, RankState, Standing
+from rallypoint.store.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
 from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
 from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
 from rallypoint.watch.status.torch_store import ForeignStore, describe, describe_keys, host_of

@@ -15,14 +15,14 @@ from typing import Final, NamedTuple
 import pytest
 
 from processes import torch_serving
+from rallypoint.client.base import Store
+from rallypoint.client.file import FileStore
+from rallypoint.client.hash import HashStore
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ProtocolError, RallypointError, StoreTimeoutError, UsageError
-from rallypoint.relay.hosting import host_store
-from rallypoint.server.process.binding import ANY_PORT
-from rallypoint.stores.base import Store
-from rallypoint.stores.file import FileStore
-from rallypoint.stores.hash import HashStore
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.server.process.binding import ANY_PORT
 from raw import empty
 from store_contract import (
     BARRIER_REUSE,

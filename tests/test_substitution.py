@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from jobs import end_torch_stores, free_port, own_servers, patch_torch
+from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
 from rallypoint.pytorch import store as python_stores
@@ -28,7 +29,6 @@ from rallypoint.pytorch.schemes import meet_at_server, register_rally
 from rallypoint.pytorch.servers import owned_at
 from rallypoint.pytorch.store import PythonStore
 from rallypoint.pytorch.substitution import Fault, fault_in
-from rallypoint.stores.tcp import TCPStore
 from raw import until
 
 _SHORT = timedelta(seconds=0.3)

@@ -24,16 +24,16 @@ from pathlib import Path
 import pytest
 
 from processes import BACKENDS, serving
-from rallypoint.access import USERS_VARIABLE
+from rallypoint.client.file import FileStore
 from rallypoint.errors import AccessError
 from rallypoint.launch import reports
-from rallypoint.server.guard.channel import client_channel
-from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.guarded import GuardedSocket
-from rallypoint.stores.file import FileStore
-from rallypoint.wire.encoding import VALIDATE
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.access import USERS_VARIABLE
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.guarded import GuardedSocket
+from rallypoint.store.server.guard.channel import client_channel
+from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
+from rallypoint.store.wire.encoding import VALIDATE
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs /proc and tmpfs")

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rallypoint.server.machine import names, packages, ports
-from rallypoint.stores.client.deadline import within
+from rallypoint.store.connect.deadline import within
+from rallypoint.store.machine import names, packages, ports
 from raw import SECONDS
 
 pytestmark = pytest.mark.windows

@@ -21,6 +21,8 @@ from command_line import invoke
 from jobs import Job, free_port, job
 from namespaces import Wiring, wired
 from processes import Server
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
 from rallypoint.launch.command import Ended, run_command
@@ -30,13 +32,11 @@ from rallypoint.launch.rendezvous.task_group import TaskGroup
 from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement
 from rallypoint.launch.tasks import check_is_alone, task_of
 from rallypoint.pytorch import agent
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.question import Question
-from rallypoint.server.guard import secret as guard
-from rallypoint.server.process.hosting import HostedServer
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.guard import secret as guard
+from rallypoint.store.server.process.hosting import HostedServer
 from test_schedulers import HYDRA, LAUNCHER, OPEN_MPI, PBS, SLURM
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no scheduler starts tasks on Windows")

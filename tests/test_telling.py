@@ -10,20 +10,20 @@ import pytest
 
 from ends import Desk, relay_on, u64
 from processes import relaying, serving
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, UsageError
-from rallypoint.rollcall.clients import tellers
-from rallypoint.rollcall.identity import WORKER, Role
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Client
-from rallypoint.rollcall.workers import whole
-from rallypoint.server.core import looks
-from rallypoint.server.core.store import Core
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import VALIDATE, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core import looks
+from rallypoint.store.core.store import Core
+from rallypoint.store.rollcall.clients import tellers
+from rallypoint.store.rollcall.identity import WORKER, Role
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Client
+from rallypoint.store.rollcall.workers import whole
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import client, part, relay, snapshot
 from test_looking import PING, seen_by

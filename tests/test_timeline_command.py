@@ -16,7 +16,7 @@ import pytest
 
 from command_line import Outcome, invoke
 from processes import Server, end, serving
-from rallypoint.rollcall.events import Event, Stopped
+from rallypoint.store.rollcall.events import Event, Stopped
 from startups import BEGIN, START, arrival, key_of, open_wait, straggler, write_events
 
 _SECONDS = 180

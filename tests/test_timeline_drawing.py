@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from colours import contrast
-from rallypoint import plots as paper
-from rallypoint.rollcall.events import Connected, RoundPlanned, Stopped
-from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.events import Connected, RoundPlanned, Stopped
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.watch import plots as paper
 from rallypoint.watch.timeline import drawing
 from rallypoint.watch.timeline.drawing import MOST_ROWS, counts, rows_of, spans_of
 from rallypoint.watch.timeline.timeline import Timeline

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.rollcall.events import (
+from rallypoint.store.rollcall.events import (
     Connected,
     Event,
     Joined,
@@ -19,8 +19,8 @@ from rallypoint.rollcall.events import (
     Stopped,
     Waited,
 )
-from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.identity import Identity, Role
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.rollcall.events import Connected, Left, Lost, Started, Stopped, Waited, Waiting, to_line
-from rallypoint.server.reporting import event_file
-from rallypoint.server.reporting.event_file import EventLog
+from rallypoint.store.rollcall.events import Connected, Left, Lost, Started, Stopped, Waited, Waiting, to_line
+from rallypoint.store.server.reporting import event_file
+from rallypoint.store.server.reporting.event_file import EventLog
 from rallypoint.watch.timeline.reading import read_events
 from rallypoint.watch.timeline.records import ClientRecord, WaitEnding, WaitRecord, merge
 from startups import BEGIN, PID, START, arrival, open_wait, record_of, straggler, wait, write_events

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rallypoint.rollcall.events import (
+from rallypoint.store.rollcall.events import (
     BarrierComplete,
     Connected,
     Erred,
@@ -19,8 +19,8 @@ from rallypoint.rollcall.events import (
     Started,
     Stopped,
 )
-from rallypoint.rollcall.identity import Identity
-from rallypoint.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.identity import Identity
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.words import as_text, headline, seconds
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 

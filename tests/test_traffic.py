@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.server.core.durations import Durations
-from rallypoint.server.core.traffic import MARK_SECONDS, Traffic
-from rallypoint.server.core.turn import Turn
-from rallypoint.server.loops.legacy import LegacyLoop
-from rallypoint.server.loops.libuv import LibuvLoop
-from rallypoint.server.loops.loop import Loop
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.core.durations import Durations
+from rallypoint.store.core.traffic import MARK_SECONDS, Traffic
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.server.loops.libuv import LibuvLoop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.wire.opcodes import Op
 
 pytestmark = pytest.mark.windows
 

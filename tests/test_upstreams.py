@@ -17,26 +17,26 @@ import pytest
 
 from ends import BEAT, DONE, SIGN_OF_LIFE, ByHand, frame, i64, note, welcome
 from processes import pause, relaying, sends_signals, serving
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, ProtocolError, UsageError
 from rallypoint.launch.endpoint import parse_places
-from rallypoint.relay import finding, racing
-from rallypoint.relay import relay as running
-from rallypoint.relay.finding import Place, StoreAddress, find_upstream
-from rallypoint.relay.outgoing import Address
-from rallypoint.relay.relay import Relay
-from rallypoint.rollcall.judgement import trouble_of
-from rallypoint.rollcall.question import Question
-from rallypoint.server.core.store import Core
-from rallypoint.server.loops import pump as pumping
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
-from rallypoint.wire.encoding import VALIDATE, pack_i64, request
-from rallypoint.wire.limits import Limits
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay import finding, racing
+from rallypoint.store.relay import relay as running
+from rallypoint.store.relay.finding import Place, StoreAddress, find_upstream
+from rallypoint.store.relay.outgoing import Address
+from rallypoint.store.relay.relay import Relay
+from rallypoint.store.rollcall.judgement import trouble_of
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.loops import pump as pumping
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log, until
 from threads import Make, running_here
 

@@ -23,12 +23,12 @@ import pytest
 from starlette.types import Message
 
 from processes import end
-from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.cli.main import main
 from rallypoint.errors import ConnectError, PortInUseError, UsageError
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.server.process import startup as process
+from rallypoint.store.access import INSECURE_VARIABLE
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.server.process import startup as process
 from rallypoint.watch.web import app as web_app
 from rallypoint.watch.web import connections as web_connections
 from rallypoint.watch.web import hosting

@@ -17,12 +17,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from command_line import invoke
-from rallypoint.rollcall.identity import Identity, Role
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.wire.encoding import counted_request, request
-from rallypoint.wire.opcodes import Op
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Identity, Role
+from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.opcodes import Op
 from raw import until
 from web_browser import Look, browsing, looking
 

@@ -14,8 +14,8 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.snapshot import Relay, Replication, Snapshot, Standby
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.snapshot import Relay, Replication, Snapshot, Standby
 from rallypoint.watch.web.metrics import MOST_JOBS, MOST_NAMED, encode
 from web_stores import job
 

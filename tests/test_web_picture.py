@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.rollcall.identity import Source
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.roll import RankState, Standing
-from rallypoint.rollcall.snapshot import Mishap, Relay, Snapshot
+from rallypoint.store.rollcall.identity import Source
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.roll import RankState, Standing
+from rallypoint.store.rollcall.snapshot import Mishap, Relay, Snapshot
 from rallypoint.watch.web.picture import (
     MOST_ERRORS,
     MOST_RANGES,

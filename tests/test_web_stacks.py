@@ -11,12 +11,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from processes import Server, serving
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN, STALL
-from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
-from rallypoint.stacks.frames import Frame
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.client.tcp import TCPStore
+from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import PLAN, STALL
 from rallypoint.watch.web.serving import watch_store
 from web_browser import DESKTOP, PHONE, SECONDS, Look, browsing, looking
 from web_stores import page_of

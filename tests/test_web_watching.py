@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import ConnectError
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.web import poller as watching
 from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, take_sight
 from rallypoint.watch.web.told import Reader

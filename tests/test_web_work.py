@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
-from rallypoint.stacks.frames import Frame
+from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.web.metrics import encode
 from rallypoint.watch.web.picture import MOST_STALL, Json, details, difference, picture, settle
 from rallypoint.watch.web.told import Reader

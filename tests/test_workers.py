@@ -20,32 +20,32 @@ import pytest
 
 from command_line import invoke
 from processes import Server, relaying, serving
-from rallypoint.access import INSECURE_VARIABLE
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ServerStartError, UsageError
 from rallypoint.launch.rendezvous.servers import workers_for
-from rallypoint.relay import head
-from rallypoint.relay.head import auto_workers, parse_workers
-from rallypoint.relay.hosting import host_store
-from rallypoint.rollcall.clients import tellers
-from rallypoint.rollcall.identity import Identity, Role, hello_key
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Relay, Snapshot
-from rallypoint.rollcall.workers import whole
-from rallypoint.server.core.store import Core
-from rallypoint.server.guard import secret as guard
-from rallypoint.server.guard.secret import make_secret
-from rallypoint.server.loops import pump
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.machine.ports import holder_of
-from rallypoint.server.process.binding import ANY_PORT, listen
-from rallypoint.server.process.hosting import Lifespan
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.access import INSECURE_VARIABLE
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.store import Core
+from rallypoint.store.machine.ports import holder_of
+from rallypoint.store.relay import head
+from rallypoint.store.relay.head import auto_workers, parse_workers
+from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.rollcall.clients import tellers
+from rallypoint.store.rollcall.identity import Identity, Role, hello_key
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Relay, Snapshot
+from rallypoint.store.rollcall.workers import whole
+from rallypoint.store.server.guard import secret as guard
+from rallypoint.store.server.guard.secret import make_secret
+from rallypoint.store.server.loops import pump
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.process.binding import ANY_PORT, listen
+from rallypoint.store.server.process.hosting import Lifespan
+from rallypoint.store.wire.encoding import counted_request, pack_i64, request
+from rallypoint.store.wire.opcodes import STOP_WAITING, Op
 from rallypoint.watch.status.summary import summary
-from rallypoint.wire.encoding import counted_request, pack_i64, request
-from rallypoint.wire.opcodes import STOP_WAITING, Op
 from raw import SECONDS, RawClient, await_log, empty, is_gone, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no workers on Windows")

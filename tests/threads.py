@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.relay.finding import Place, StoreAddress
-from rallypoint.relay.relay import Relay
-from rallypoint.server.core.store import Core
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.process.binding import listen
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.finding import Place, StoreAddress
+from rallypoint.store.relay.relay import Relay
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.server.process.binding import listen
 
 _SECONDS = 20.0
 

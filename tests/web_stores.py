@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rallypoint.access import INSECURE_VARIABLE
 from rallypoint.errors import RallypointError
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import (
+from rallypoint.launch.stacks.activity import MachineActivity, pack
+from rallypoint.store.access import INSECURE_VARIABLE
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import (
     Barrier,
     Client,
     Gone,
@@ -27,8 +28,7 @@ from rallypoint.rollcall.snapshot import (
     Value,
     Wait,
 )
-from rallypoint.server.process.binding import listen
-from rallypoint.stacks.activity import MachineActivity, pack
+from rallypoint.store.server.process.binding import listen
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.poller import StoreWatch
 from rallypoint.watch.web.serving import WebServer

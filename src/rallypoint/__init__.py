@@ -10,6 +10,12 @@ import os
 TYPE_CHECKING = False  # as in typing, which takes almost as long to import as Python takes to start
 
 if TYPE_CHECKING:
+    from rallypoint.client.base import Store
+    from rallypoint.client.file import FileStore
+    from rallypoint.client.hash import HashStore
+    from rallypoint.client.prefix import PrefixStore
+    from rallypoint.client.rendezvous import Rendezvous, rendezvous
+    from rallypoint.client.tcp import TCPStore
     from rallypoint.errors import (
         AccessError,
         BindError,
@@ -28,12 +34,6 @@ if TYPE_CHECKING:
         UsageError,
     )
     from rallypoint.launch.stacks.steps import step
-    from rallypoint.stores.base import Store
-    from rallypoint.stores.file import FileStore
-    from rallypoint.stores.hash import HashStore
-    from rallypoint.stores.prefix import PrefixStore
-    from rallypoint.stores.rendezvous import Rendezvous, rendezvous
-    from rallypoint.stores.tcp import TCPStore
 
 __all__ = [
     "AccessError",
@@ -65,13 +65,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FileStore": "rallypoint.stores.file",
-    "HashStore": "rallypoint.stores.hash",
-    "PrefixStore": "rallypoint.stores.prefix",
-    "Rendezvous": "rallypoint.stores.rendezvous",
-    "Store": "rallypoint.stores.base",
-    "TCPStore": "rallypoint.stores.tcp",
-    "rendezvous": "rallypoint.stores.rendezvous",
+    "FileStore": "rallypoint.client.file",
+    "HashStore": "rallypoint.client.hash",
+    "PrefixStore": "rallypoint.client.prefix",
+    "Rendezvous": "rallypoint.client.rendezvous",
+    "Store": "rallypoint.client.base",
+    "TCPStore": "rallypoint.client.tcp",
+    "rendezvous": "rallypoint.client.rendezvous",
     "step": "rallypoint.launch.stacks.steps",
 }
 

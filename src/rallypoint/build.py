@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-_HOT = "rallypoint.wire.parser"
+_HOT = "rallypoint.store.wire.parser"
 """It is compiled if any module is."""
 
 
@@ -47,7 +47,7 @@ def use_source_only() -> None:
 
 def in_use() -> str:
     """Which build runs in this process, in words."""
-    folder = os.path.join(os.path.dirname(__file__), "wire")
+    folder = os.path.join(os.path.dirname(__file__), "store", "wire")
     found = PathFinder.find_spec(_HOT, [folder])
     if found is None or not isinstance(found.loader, ExtensionFileLoader):
         return "pure Python"

@@ -99,7 +99,7 @@ class ProtocolError(RallypointError):
 
 
 class LimitError(ProtocolError):
-    """The peer went over one of the limits of `rallypoint.wire.limits`."""
+    """The peer went over one of the limits of `rallypoint.store.wire.limits`."""
 
 
 class UnknownOperationError(ProtocolError):

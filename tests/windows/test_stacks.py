@@ -13,11 +13,11 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE
+from rallypoint.launch.stacks.activity import RankActivity
 from rallypoint.launch.stacks.asking import sources_in
+from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.looking import Looker
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
-from rallypoint.stacks.activity import RankActivity
-from rallypoint.stacks.folding import fold
 
 pytestmark = pytest.mark.windows
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from rallypoint.bench.dialects import TORCH, Dialect, Exchange
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Line, Load, Stopwatch, obey, own_line
-from rallypoint.server.machine.ports import client_ports
+from rallypoint.store.machine.ports import client_ports
 
 HOST: Final = "127.0.0.1"
 KEY: Final = b"/bench/key"

@@ -1,6 +1,6 @@
 """The requests and the replies of a load as bytes, in the protocol that a target speaks. Pure.
 
-They are spelled out here, not taken from rallypoint.wire: a mistake there would otherwise be on both sides
+They are spelled out here, not taken from the wire package: a mistake there would otherwise be on both sides
 of the connection, where no measurement could see it.
 """
 

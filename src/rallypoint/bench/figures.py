@@ -1,7 +1,7 @@
 """Results as figures: times, costs and rates, for the documentation and for `--plot`.
 
 A target has a colour, a marker and dashes of its own, always the same, so that a print in black and white
-tells them apart. What a figure says is in its alternative text. `rallypoint.plots` says how all figures look.
+tells them apart. What a figure says is in its alternative text. `watch.plots` says how figures look.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint import text
 from rallypoint.bench.results import Record, Results, Spread, merge_targets
-from rallypoint.plots import INK, check_plot, drawing, need_matplotlib, write
+from rallypoint.watch.plots import INK, check_plot, drawing, need_matplotlib, write
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

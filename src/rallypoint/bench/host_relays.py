@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import own_line
 from rallypoint.errors import RallypointError
-from rallypoint.relay.core.relay import RelayCore
-from rallypoint.relay.finding import StoreAddress, find_upstream
-from rallypoint.relay.relay import Relay
-from rallypoint.server.loops.backend import Choice, make_loop
-from rallypoint.server.loops.pump import TICK_SECONDS
-from rallypoint.server.machine.ports import client_ports
-from rallypoint.server.process.startup import settle_in
-from rallypoint.wire.limits import Limits
+from rallypoint.store.machine.ports import client_ports
+from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.relay.finding import StoreAddress, find_upstream
+from rallypoint.store.relay.relay import Relay
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.pump import TICK_SECONDS
+from rallypoint.store.server.process.startup import settle_in
+from rallypoint.store.wire.limits import Limits
 
 START_AT_ONCE = 128
 """How many relays connect at the same time: less than any backlog."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Line, Peer, end_with_parent, obey, outcome, own_line
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, ClientChoice, Patch
-from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 
 if TYPE_CHECKING:
     from rallypoint.pytorch.peers import Timing

@@ -14,7 +14,7 @@ from rallypoint.bench.clients import Ask
 from rallypoint.bench.contest import Measurement
 from rallypoint.bench.servers import absences
 from rallypoint.errors import UsageError
-from rallypoint.server.machine import names as system_names
+from rallypoint.store.machine import names as system_names
 
 # All loads, in the order of the tables
 

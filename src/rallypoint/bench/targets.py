@@ -13,7 +13,7 @@ from rallypoint.bench.results import BenchError
 from rallypoint.bench.servers import KINDS, START_LIMIT_S, Server, TorchHost
 from rallypoint.bench.swarm import RanksAt
 from rallypoint.bench.workers import Worker, ask_all, ask_each, start
-from rallypoint.server.machine import ports as system_ports
+from rallypoint.store.machine import ports as system_ports
 
 LEAVE_LIMIT_S: Final = 60.0
 SPARE_FILES: Final = 8

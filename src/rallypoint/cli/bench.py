@@ -10,7 +10,6 @@ from typing import Final
 
 from rich.console import Console
 
-from rallypoint import plots
 from rallypoint.bench import contest, figures, machine, names, page, tables
 from rallypoint.bench.contest import Measurement
 from rallypoint.bench.planning import BenchPlan, Wish, make_plan
@@ -19,6 +18,7 @@ from rallypoint.cli.command import JSON, Argument, Command, Group, command, not_
 from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import exit_code, signals_as_interrupts
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.watch import plots
 
 _MOST_RANKS: Final = 1_000_000
 

@@ -32,7 +32,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.config import FILES, read_file
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
-from rallypoint.server.machine.packages import ABSENT
+from rallypoint.store.machine.packages import ABSENT
 from rallypoint.text import printable
 
 _QUIET: Final = (State.OK, State.NOTE)
@@ -108,7 +108,7 @@ def doctor(
             "--listen, --all, --health and --fix are for different things", hint="give one of them"
         )
     if engine:
-        from rallypoint.replica.engines.opening import open_log  # late: few jobs have an engine
+        from rallypoint.store.replica.engines.opening import open_log  # late: few jobs have an engine
 
         open_log(engine, acks=acks).close()  # says what is wrong with the URL, and connects to nothing
     named = _parse(endpoint) if endpoint is not None else None

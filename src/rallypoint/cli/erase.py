@@ -10,9 +10,9 @@ from typing import Any, Final
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.diagnose.doctor.engine import watch_leader
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.replica.core.records import FormatError
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import Extent, Leadership, Log
+from rallypoint.store.replica.core.records import FormatError
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import Extent, Leadership, Log
 from rallypoint.text import counted, size
 
 _PATIENCE: Final = 6.0

@@ -20,11 +20,11 @@ from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.reading import Opener, find_logs
 from rallypoint.explain.report import WIDTH, as_text
 from rallypoint.explain.report import as_json as document_of
-from rallypoint.explain.reported import behind
-from rallypoint.stacks.flight import (
+from rallypoint.launch.stacks.flight_dumps import (
     MOST_BYTES,
     Dump,
     as_document,
+    as_events,
     as_lines,
     compare,
     rank_of_dump,
@@ -60,7 +60,7 @@ def explain(files: list[str], everything: bool, as_list: bool, as_json: bool) ->
         return 0
     names, dumps = _without_dumps(files)
     differences = compare(dumps)
-    found = _read(names or ([] if dumps else ["-"]), list(behind(differences)))
+    found = _read(names or ([] if dumps else ["-"]), list(as_events(differences)))
     if as_json:
         flight = {"flight": as_document(dumps, differences)} if dumps else {}
         print(json.dumps({**document_of(found), **flight}, indent=2))

@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.command import Argument
 from rallypoint.errors import UsageError
-from rallypoint.server.guard.other_users import access_of_environment
-from rallypoint.server.guard.secret import job_secret
-from rallypoint.server.loops.backend import Choice, choose, make_loop
-from rallypoint.server.loops.loop import Loop
-from rallypoint.server.loops.pump import Pump
-from rallypoint.server.machine.addresses import is_loopback
-from rallypoint.server.process.binding import addresses_for, listen
-from rallypoint.server.process.startup import door_for
-from rallypoint.stores.client.connecting import format_address
+from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
+from rallypoint.store.connect.connecting import format_address
+from rallypoint.store.machine.addresses import is_loopback
+from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.secret import job_secret
+from rallypoint.store.server.loops.backend import Choice, choose, make_loop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump
+from rallypoint.store.server.process.binding import addresses_for, listen
+from rallypoint.store.server.process.startup import door_for
 
-logger = logging.getLogger("rallypoint.server")
+logger = logging.getLogger("rallypoint.store.server")
 
 BACKEND = Argument(
     "--backend",

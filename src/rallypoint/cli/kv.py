@@ -12,11 +12,11 @@ import sys
 from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, Group, command
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_store
-from rallypoint.rollcall.identity import Role
-from rallypoint.stores.client.connecting import first_to_answer
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connecting import first_to_answer
+from rallypoint.store.rollcall.identity import Role
 from rallypoint.text import LONGEST_KEY, printable_lines, shown
 
 _CONNECT_SECONDS = 10.0

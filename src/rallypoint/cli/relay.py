@@ -20,12 +20,12 @@ from rallypoint.cli.foreground import (
     set_access,
 )
 from rallypoint.launch.endpoint import parse_places
-from rallypoint.relay.finding import find_upstream
-from rallypoint.relay.hosting import UPSTREAM_SECONDS
-from rallypoint.relay.passing import make_relay
-from rallypoint.server.guard.secret import take_secret
-from rallypoint.server.process.binding import describe
-from rallypoint.server.process.startup import limits_of_environment, settle_in
+from rallypoint.store.relay.finding import find_upstream
+from rallypoint.store.relay.hosting import UPSTREAM_SECONDS
+from rallypoint.store.relay.passing import make_relay
+from rallypoint.store.server.guard.secret import take_secret
+from rallypoint.store.server.process.binding import describe
+from rallypoint.store.server.process.startup import limits_of_environment, settle_in
 from rallypoint.text import shown
 
 

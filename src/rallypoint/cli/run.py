@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
@@ -35,9 +34,10 @@ from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.tasks import Task, check_is_alone, task_of
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
-from rallypoint.server.guard.other_users import access_of_environment
-from rallypoint.server.guard.secret import job_secret, take_secret
-from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
+from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.secret import job_secret, take_secret
+from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
 _FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
@@ -361,8 +361,8 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
 
 def _last_seen(found: Reports, blame: FailureSummary | None) -> list[str]:
     """What the ranks did before the end, where that may explain it."""
-    from rallypoint.stacks.grouping import put_together  # late: a job that succeeds does not need it
-    from rallypoint.stacks.words import last_place, summary_lines
+    from rallypoint.launch.stacks.grouping import put_together  # late: a job that succeeds does not need it
+    from rallypoint.launch.stacks.words import last_place, summary_lines
 
     if stall := found.stall():
         return [

@@ -6,7 +6,7 @@ import os
 
 from rallypoint.cli.command import Argument, command
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, make_secret
+from rallypoint.store.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, make_secret
 
 
 @command(

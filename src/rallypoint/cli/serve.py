@@ -24,15 +24,15 @@ from rallypoint.cli.foreground import (
     set_access,
 )
 from rallypoint.errors import UsageError
-from rallypoint.relay.head import auto_workers, make_server, parse_workers
-from rallypoint.server.core.store import Core
-from rallypoint.server.guard.secret import take_secret
-from rallypoint.server.loops.pump import about_this_process
-from rallypoint.server.process.binding import describe, is_everywhere, reachable_at, reserve
-from rallypoint.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
-from rallypoint.server.reporting.events import Events
-from rallypoint.stores.client.connecting import format_address
-from rallypoint.wire.limits import Limits
+from rallypoint.store.connect.connecting import format_address
+from rallypoint.store.core.store import Core
+from rallypoint.store.relay.head import auto_workers, make_server, parse_workers
+from rallypoint.store.server.guard.secret import take_secret
+from rallypoint.store.server.loops.pump import about_this_process
+from rallypoint.store.server.process.binding import describe, is_everywhere, reachable_at, reserve
+from rallypoint.store.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
+from rallypoint.store.server.reporting.events import Events
+from rallypoint.store.wire.limits import Limits
 
 
 @command(
@@ -142,8 +142,8 @@ def _serve_on_engine(
     host: str, port: int, backend: str, limits: Limits, engine: str, acks: int, web: int | None
 ) -> None:
     """Stand by, and lead when nobody else does."""
-    from rallypoint.replica.engines.opening import open_log  # late: most servers have no engine
-    from rallypoint.replica.node import Node
+    from rallypoint.store.replica.engines.opening import open_log  # late: most servers have no engine
+    from rallypoint.store.replica.node import Node
 
     check_safety(host)
     log = open_log(engine, acks=acks)

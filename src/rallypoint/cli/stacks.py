@@ -10,14 +10,14 @@ from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
-from rallypoint.stores.client.connecting import first_to_answer, format_address
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look, look_at_job
+from rallypoint.launch.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
+from rallypoint.store.connect.connecting import first_to_answer, format_address
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.status.stacks import all_content, all_lines, essence
 from rallypoint.watch.status.summary import stall_lines

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rallypoint.cli.command import JSON, Argument, command
-from rallypoint.plots import check_plot
+from rallypoint.watch.plots import check_plot
 from rallypoint.watch.timeline.drawing import save
 from rallypoint.watch.timeline.reading import tell
 from rallypoint.watch.timeline.words import as_text

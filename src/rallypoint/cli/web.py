@@ -8,7 +8,7 @@ from rallypoint.cli.command import Argument, command
 from rallypoint.cli.foreground import ALLOW_USER, host_option, port_option, set_access
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.launch.endpoint import parse_store
-from rallypoint.server.process.startup import settle_in
+from rallypoint.store.server.process.startup import settle_in
 from rallypoint.watch.web.hosting import open_place
 
 

@@ -2,13 +2,13 @@
 
 A report names the process that failed first and says how it ended, which outweighs any guess from words. Its
 other lines are consumed, and never count as clues. Tests check the wording of every fact against what prints
-the reports. A launcher has its facts without any text: it calls `failed`, `ended`, `lost` and `behind`.
+the reports. A launcher has its facts without any text: it calls `failed`, `ended` and `lost`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,6 @@ from rallypoint.explain.tracebacks import Reader
 
 if TYPE_CHECKING:
     from rallypoint.explain.lines import Line
-    from rallypoint.stacks.flight import Difference
 
 LAUNCHER: Final = -1
 """The number of the log of events that a launcher states itself."""
@@ -236,20 +235,3 @@ def ended(process: Process, code: int, time: float | None) -> Event:
 def lost(text: str, time: float) -> Event:
     """A server or an agent that is gone although nobody told it to end: which one, and how."""
     return Event(Kind.ENDED, LAUNCHER, 0, text, NOBODY, time, fatal=True)
-
-
-def behind(differences: Sequence[Difference]) -> Iterator[Event]:
-    """What torch's Flight Recorder shows: ranks apart from the others, or a collective that does not end."""
-    for each in differences:
-        where = f"group {each.group}, collective {each.number}"
-        for rank in each.absent:
-            yield Event(Kind.STALL, LAUNCHER, 0, f"rank {rank} has not reached {where}", Process(rank))
-        call, ranks, place = each.calls[0]
-        if each.kind == "unfinished":
-            yield Event(
-                Kind.ERROR, LAUNCHER, 0, f"all ranks have reached {where} ({call}), and it does not end"
-            )
-        at = f", at {place}" if place else ""
-        for rank in ranks if each.kind == "differs" else ():
-            text = f"rank {rank} calls {call}{at}, unlike the other ranks: {where}"
-            yield Event(Kind.ERROR, LAUNCHER, 0, text, Process(rank))

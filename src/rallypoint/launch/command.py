@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 from rallypoint.errors import UsageError
 from rallypoint.exits import ENDED_BY_CONSOLE
 from rallypoint.launch.job_object import children_end_with_us
-from rallypoint.server.guard.secret import SECRET_VARIABLE
+from rallypoint.store.server.guard.secret import SECRET_VARIABLE
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")

@@ -36,7 +36,7 @@ from rallypoint.launch.options import (
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.schedulers.placement import Placement, Told
 from rallypoint.launch.trust import doubt_about
-from rallypoint.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE
+from rallypoint.store.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,14 +7,14 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.server.machine.interfaces import (
+from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE
+from rallypoint.store.machine.interfaces import (
     GLOO_INTERFACE,
     NCCL_INTERFACE,
     address_of_gloo,
     interfaces,
     interfaces_to_name,
 )
-from rallypoint.stores.client.connection import RELAY_VARIABLE, STORE_VARIABLE
 
 INJECTION = Path(__file__).parents[1] / "pytorch" / "injection"
 """The folder whose `sitecustomize` every process of a job runs first."""

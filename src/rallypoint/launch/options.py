@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rallypoint.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, STORE_PORT, Endpoints, parse_endpoints
 from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.stacks.switch import STALL_SECONDS, STALL_VARIABLE, signals_of
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
-from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
-from rallypoint.server.loops.backend import parse_switch
+from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
+from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.store.server.loops.backend import parse_switch
 
 _USAGE: Final = (
     "write rallypoint run [OPTIONS] SCRIPT [ARGS]..., or -m MODULE [ARGS]..., or -- COMMAND [ARGS]..."

@@ -35,15 +35,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from rallypoint.client.filelock import open_locked
 from rallypoint.codec import from_text, to_text
+from rallypoint.launch.stacks.activity import MachineActivity
+from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame, Stack
 from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE
-from rallypoint.rollcall.identity import Identity
-from rallypoint.server.machine.addresses import is_loopback
-from rallypoint.stacks.activity import MachineActivity
-from rallypoint.stacks.frames import MOST_FRAMES, Frame, Stack
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.filelock import open_locked
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import is_loopback
+from rallypoint.store.rollcall.identity import Identity
 from rallypoint.text import LONGEST_SENTENCE, ranks_text, shown
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.options import DEFAULT_MASTER_PORT
 from rallypoint.launch.schedulers.placement import Placement
 from rallypoint.launch.switches import Patch
-from rallypoint.server.guard.secret import job_secret
+from rallypoint.store.server.guard.secret import job_secret
 
 
 @dataclass(frozen=True)

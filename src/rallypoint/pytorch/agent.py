@@ -20,7 +20,7 @@ from typing import Any
 from rallypoint.launch.command import LAUNCHER_VARIABLE
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
-from rallypoint.server.guard.secret import SECRET_VARIABLE, Secret, hold
+from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, hold
 
 _DEVICES = "--nproc-per-node=devices"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from operator import index
 
-from rallypoint.wire.encoding import I64_MAX, I64_MIN
+from rallypoint.store.wire.encoding import I64_MAX, I64_MIN
 
 _BYTES = (bytes, bytearray)
 

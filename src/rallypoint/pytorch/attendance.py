@@ -18,19 +18,19 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
+from rallypoint.client.absence import HEAD, absent_text
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.rendezvous.roster import Member
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.plan import Plan, PlannedMachine
-from rallypoint.rollcall.question import PLAN, Question
-from rallypoint.rollcall.roll import RankState, Roll
-from rallypoint.stores.absence import HEAD, absent_text
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.question import PLAN, Question
+from rallypoint.store.rollcall.roll import RankState, Roll
 
 AGENTS: Final = "rallypoint/agents"
 """Where the agents have their keys in a round's store."""

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
 from rallypoint.pytorch.parameters import StoreParameters
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.process.binding import resolves
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.process.binding import resolves
 
 T = TypeVar("T")
 

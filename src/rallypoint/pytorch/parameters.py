@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.server.loops.backend import Choice, choose
+from rallypoint.store.server.loops.backend import Choice, choose
 
 
 @dataclass(frozen=True)

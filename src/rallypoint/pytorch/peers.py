@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import _store_based_barrier
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch
 from rallypoint.pytorch.autoload import substitute
 from rallypoint.pytorch.servers import OwnedServer, owned_at
-from rallypoint.server.process.binding import BACKLOG
+from rallypoint.store.server.process.binding import BACKLOG
 
 HOST = "127.0.0.1"
 

@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -60,12 +61,11 @@ from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall, planned
 from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.guard.secret import job_secret, take_secret
-from rallypoint.server.process.binding import is_this_machine
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.guard.secret import job_secret, take_secret
+from rallypoint.store.server.process.binding import is_this_machine
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")

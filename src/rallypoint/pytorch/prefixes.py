@@ -13,10 +13,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rallypoint.client.base import Store
 from rallypoint.pytorch import queues
 from rallypoint.pytorch.arguments import as_key
 from rallypoint.pytorch.store import PythonStore
-from rallypoint.stores.base import Store
 
 _PrefixStore: Any = dist.PrefixStore
 _init: Any = _PrefixStore.__init__

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.pytorch.store import PythonStore
-from rallypoint.rollcall.identity import Role
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.rollcall.identity import Role
 
 METHODS: Final = ("queue_push", "queue_pop", "queue_len")  # torch 2.8 and later
 

@@ -19,6 +19,8 @@ from urllib.request import url2pathname
 
 import torch.distributed as dist
 
+from rallypoint.client.file import FileStore
+from rallypoint.client.rendezvous import place_of, rank_and_size
 from rallypoint.errors import StaleFileError, UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
@@ -26,10 +28,8 @@ from rallypoint.pytorch import endings
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import make_store, support_made_stores
-from rallypoint.server.loops.backend import parse_switch
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.file import FileStore
-from rallypoint.stores.rendezvous import place_of, rank_and_size
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.server.loops.backend import parse_switch
 
 Yielded = Iterator[tuple[dist.Store, int, int]]
 

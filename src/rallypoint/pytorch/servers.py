@@ -18,13 +18,13 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
 from rallypoint.launch.reports import WITHOUT_STORE, lost_server, report_lost
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.loops.backend import Choice
-from rallypoint.server.process.hosting import HostedServer, Lifespan, host_server
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process.hosting import HostedServer, Lifespan, host_server
 
 logger = logging.getLogger("rallypoint.torch")
 

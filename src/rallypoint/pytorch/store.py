@@ -15,6 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rallypoint.client.base import Store
+from rallypoint.client.file import FileStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     BindError,
     ConnectError,
@@ -37,9 +40,6 @@ from rallypoint.pytorch.arguments import (
     milliseconds,
     seconds,
 )
-from rallypoint.stores.base import Store
-from rallypoint.stores.file import FileStore
-from rallypoint.stores.tcp import TCPStore
 
 _kept: list[PythonStore] = []
 

@@ -9,7 +9,7 @@ Where the launcher has started a relay on this machine, a client of the job's st
 and goes on naming the store as its host and port. All other stores are where the caller says.
 
 Another user of this machine may hold the port at which a client looks for its store. So the user who listens
-there is looked at first; see `rallypoint.server.guard.other_users`.
+there is looked at first; see `rallypoint.store.server.guard.other_users`.
 
 Every store that comes up sends its identity, as our own client does: one request, which is harmless to
 torch's own server.
@@ -33,6 +33,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rallypoint.client.relayed import relay_for, relay_hint
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import PortInUseError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import folder_of, report_joined
@@ -44,13 +46,11 @@ from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.words import in_torchs_words
-from rallypoint.rollcall.identity import Role, hello_key
-from rallypoint.stores.client.connecting import check_listeners
-from rallypoint.stores.client.connection import STORE_VARIABLE
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.relayed import relay_for, relay_hint
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connecting import check_listeners
+from rallypoint.store.connect.connection import STORE_VARIABLE
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.identity import Role, hello_key
 
 logger = logging.getLogger("rallypoint.torch")
 

@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rallypoint.client.look import look
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.doctor.exchange import CARD, Gathered, Participant, gather
 from rallypoint.diagnose.doctor.network import interfaces_out
 from rallypoint.diagnose.doctor.reachability import Card, Way
@@ -22,13 +25,10 @@ from rallypoint.diagnose.doctor.situation import (
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.question import Question
-from rallypoint.server.process.binding import is_this_machine
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.process.binding import is_this_machine
 
 _PREFIX: Final = "rallypoint/doctor"
 _OPEN: Final = "open"

@@ -17,10 +17,10 @@ from rallypoint.diagnose.doctor.engine_redis import ask_redis, ask_rights, judge
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, warning
 from rallypoint.errors import RallypointError
-from rallypoint.replica.core.watch import SILENCE_SECONDS
-from rallypoint.replica.engines.address import ETCD, parse_address
-from rallypoint.replica.engines.opening import open_log
-from rallypoint.replica.log import (
+from rallypoint.store.replica.core.watch import SILENCE_SECONDS
+from rallypoint.store.replica.engines.address import ETCD, parse_address
+from rallypoint.store.replica.engines.opening import open_log
+from rallypoint.store.replica.log import (
     EngineAwayError,
     Extent,
     Follower,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from rallypoint.diagnose.doctor.engine_versions import parse_version
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
 from rallypoint.errors import RallypointError
-from rallypoint.replica.engines.address import EngineAddress
+from rallypoint.store.replica.engines.address import EngineAddress
 from rallypoint.text import counted, size
 
 _COMPACTION: Final = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=5m"
@@ -46,7 +46,7 @@ class EtcdFacts:
 
 
 def ask_etcd(address: EngineAddress) -> EtcdFacts:
-    from rallypoint.replica.engines.etcd_client import EtcdClient  # late: it needs a package
+    from rallypoint.store.replica.engines.etcd_client import EtcdClient  # late: it needs a package
 
     statuses, silent = [], {}
     for host in address.hosts:

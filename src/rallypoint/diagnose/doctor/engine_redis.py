@@ -11,8 +11,8 @@ from typing import Any, Final
 from rallypoint.diagnose.doctor.engine_versions import parse_version
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
 from rallypoint.errors import RallypointError
-from rallypoint.replica.engines.address import SENTINEL, EngineAddress
-from rallypoint.replica.log import EngineRefusedError
+from rallypoint.store.replica.engines.address import SENTINEL, EngineAddress
+from rallypoint.store.replica.log import EngineRefusedError
 from rallypoint.text import counted, size
 
 _OLDEST: Final = (6, 2)
@@ -41,8 +41,8 @@ _SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
 
 
 def ask_rights(address: EngineAddress, acks: int) -> Sequence[str]:
-    from rallypoint.replica.engines.redis_client import RedisClient  # late: it needs a package
-    from rallypoint.replica.engines.redis_rights import missing_rights
+    from rallypoint.store.replica.engines.redis_client import RedisClient  # late: it needs a package
+    from rallypoint.store.replica.engines.redis_rights import missing_rights
 
     with closing(RedisClient(address)) as client:
         return missing_rights(client, address.job, acks)
@@ -57,7 +57,7 @@ def judge_rights(missing: Sequence[str]) -> Finding:
 
 def ask_redis(address: EngineAddress) -> RedisFacts | None:
     """None: this user may not ask."""
-    from rallypoint.replica.engines.redis_client import RedisClient  # late: it needs a package
+    from rallypoint.store.replica.engines.redis_client import RedisClient  # late: it needs a package
 
     with closing(RedisClient(address)) as client:
         try:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
+from rallypoint.client.base import Store
 from rallypoint.codec import ReadBy, at_most, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.stores.base import Store
 
 _AT_A_TIME: Final = 16
 _FAREWELL_S: Final = 5.0

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rallypoint.client.filelock import open_locked
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, ok
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.filelock import open_locked
+from rallypoint.store.connect.deadline import Deadline
 
 _SECONDS: Final = 5.0
 
@@ -31,9 +31,9 @@ _INTRUDER: Final = f"""
 import sys
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
-from rallypoint.stores.client.deadline import Deadline
+from rallypoint.store.connect.deadline import Deadline
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.stores.filelock import open_locked
+from rallypoint.client.filelock import open_locked
 try:
     with open_locked(sys.argv[1], Deadline(0.0), create=False):
         print("free")

@@ -16,9 +16,9 @@ import rallypoint
 from rallypoint.build import in_use
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
-from rallypoint.server.loops.backend import LOOP_PACKAGE
-from rallypoint.server.machine.packages import ABSENT, installed
-from rallypoint.server.machine.ports import accept_backlog, syn_backlog
+from rallypoint.store.machine.packages import ABSENT, installed
+from rallypoint.store.machine.ports import accept_backlog, syn_backlog
+from rallypoint.store.server.loops.backend import LOOP_PACKAGE
 from rallypoint.text import size
 
 _OTHERS: Final = ("torch", "accelerate", "deepspeed", "lightning", "numpy")

@@ -12,10 +12,10 @@ from typing import Final
 
 from rallypoint.diagnose.doctor.situation import Situation, is_loopback
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
-from rallypoint.server.machine.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, Interface, interfaces
-from rallypoint.server.machine.names import LOCAL_CLIENT, look_up
-from rallypoint.server.machine.ports import listening_ports
-from rallypoint.stores.client.deadline import within
+from rallypoint.store.connect.deadline import within
+from rallypoint.store.machine.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, Interface, interfaces
+from rallypoint.store.machine.names import LOCAL_CLIENT, look_up
+from rallypoint.store.machine.ports import listening_ports
 
 _ELSEWHERE: Final = "198.51.100.1"
 """An address reserved for examples: no machine has it."""

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 from rallypoint.codec import Within
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.network import addresses_of, addresses_on, interfaces_out
-from rallypoint.server.machine.interfaces import GLOO_INTERFACE
+from rallypoint.store.machine.interfaces import GLOO_INTERFACE
 
 _MOST_ADDRESSES: Final = 8
 _LONGEST_NAME: Final = 300

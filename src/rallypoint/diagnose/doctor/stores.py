@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Final
 
+from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.doctor.network import interfaces_out, resolve
 from rallypoint.diagnose.doctor.situation import MASTER_PORT, Situation, is_loopback
 from rallypoint.diagnose.findings import Finding, Fix, failure, ok, unknown, warning
@@ -24,18 +25,17 @@ from rallypoint.errors import (
     RallypointError,
 )
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.loops.backend import LOOP_PACKAGE
-from rallypoint.server.machine.ports import client_ports, holder_has, holder_of
-from rallypoint.server.process.binding import is_this_machine, try_port
-from rallypoint.stores.client.connecting import connect
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.ports import client_ports, holder_has, holder_of
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.loops.backend import LOOP_PACKAGE
+from rallypoint.store.server.process.binding import is_this_machine, try_port
+from rallypoint.store.wire.encoding import request
+from rallypoint.store.wire.opcodes import READY, Op
+from rallypoint.store.wire.sessions import ASK
 from rallypoint.text import fine_duration
-from rallypoint.wire.encoding import request
-from rallypoint.wire.opcodes import READY, Op
-from rallypoint.wire.sessions import ASK
 
 _SECONDS: Final = 2.0
 _PATIENCE_S: Final = 12.0  # torch's server may be held up by a look-up; resolvers give up after 10 s

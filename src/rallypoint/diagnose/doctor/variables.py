@@ -19,9 +19,9 @@ from rallypoint.diagnose.findings import (
 )
 from rallypoint.errors import UsageError
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.server.loops.backend import VARIABLE as LIBUV_VARIABLE
-from rallypoint.server.loops.backend import parse_switch
-from rallypoint.server.machine.ports import client_ports
+from rallypoint.store.machine.ports import client_ports
+from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.store.server.loops.backend import parse_switch
 
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -28,7 +28,7 @@ from rallypoint.diagnose.verify.verdict import PORT_TAKEN, ProcessEnding, RankRe
 from rallypoint.errors import RallypointError
 from rallypoint.launch import environment
 from rallypoint.pytorch import asking
-from rallypoint.server.machine.ports import free_port
+from rallypoint.store.machine.ports import free_port
 
 SCRIPT: Final = Path(asking.__file__).with_name("training.py")
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import RallypointError
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Size
-from rallypoint.rollcall.identity import Role
-from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.rollcall.identity import Role
 
 _FILE: Final = "member.json"
 _SECONDS: Final = 3.0

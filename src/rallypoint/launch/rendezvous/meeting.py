@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from rallypoint.client.base import Store
+from rallypoint.client.prefix import PrefixStore
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import (
     Digest,
@@ -37,9 +39,7 @@ from rallypoint.launch.rendezvous.roster import (
     closed_error,
 )
 from rallypoint.launch.rendezvous.waiting import Waiting
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.stores.base import Store
-from rallypoint.stores.prefix import PrefixStore
+from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.text import LONGEST_SENTENCE, counted, shown
 
 logger = logging.getLogger("rallypoint.meeting")

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.process.binding import is_this_machine
-from rallypoint.stores.client.connecting import Attempts, connect
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
+from rallypoint.store.connect.connecting import Attempts, connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.process.binding import is_this_machine
 
 
 def await_host(endpoint: Endpoint, deadline: Deadline, hosts: bool | None = None) -> bool:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from rallypoint.client.base import NOTHING, Store, seen
 from rallypoint.codec import to_text
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.launch.rendezvous.digest import (
@@ -41,7 +42,6 @@ from rallypoint.launch.rendezvous.roster import (
     read_value,
     unreadable,
 )
-from rallypoint.stores.base import NOTHING, Store, seen
 
 Rule = Callable[[Roster], Roster]
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 
+from rallypoint.client.look import MEETING
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,
     ConnectionLostError,
@@ -29,16 +31,14 @@ from rallypoint.launch.rendezvous.servers import (
     own_address,
 )
 from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state
-from rallypoint.relay.finding import find_upstream
-from rallypoint.relay.hosting import host_relay
-from rallypoint.rollcall.identity import Role
-from rallypoint.server.loops.backend import choose
-from rallypoint.server.process.binding import ANY_PORT, is_this_machine
-from rallypoint.server.process.hosting import HostedServer
-from rallypoint.stores.client.connecting import Attempts
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import MEETING
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connecting import Attempts
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.relay.finding import find_upstream
+from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.loops.backend import choose
+from rallypoint.store.server.process.binding import ANY_PORT, is_this_machine
+from rallypoint.store.server.process.hosting import HostedServer
 
 logger = logging.getLogger("rallypoint.meeting")
 

@@ -12,6 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from rallypoint.client.base import Store
+from rallypoint.client.hash import HashStore
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     BindError,
     ConnectError,
@@ -23,23 +27,19 @@ from rallypoint.errors import (
 from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
 from rallypoint.launch.rendezvous.naming import await_host
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
-from rallypoint.relay.finding import knows_names
-from rallypoint.relay.head import auto_workers
-from rallypoint.relay.hosting import host_relay, host_store, prepare_relay
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.plan import JobRound, meetings_of
-from rallypoint.rollcall.question import Question
-from rallypoint.server.guard.other_users import access_of_environment
-from rallypoint.server.guard.secret import job_secret
-from rallypoint.server.loops.backend import choose
-from rallypoint.server.machine.addresses import plain_host
-from rallypoint.server.process.binding import ANY_PORT, is_this_machine
-from rallypoint.server.process.hosting import HostedServer, Lifespan, PreparedServer, host_server
-from rallypoint.stores.base import Store
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.hash import HashStore
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import plain_host
+from rallypoint.store.relay.finding import knows_names
+from rallypoint.store.relay.head import auto_workers
+from rallypoint.store.relay.hosting import host_relay, host_store, prepare_relay
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.plan import JobRound, meetings_of
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.secret import job_secret
+from rallypoint.store.server.loops.backend import choose
+from rallypoint.store.server.process.binding import ANY_PORT, is_this_machine
+from rallypoint.store.server.process.hosting import HostedServer, Lifespan, PreparedServer, host_server
 
 logger = logging.getLogger("rallypoint.meeting")
 

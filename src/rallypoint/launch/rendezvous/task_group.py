@@ -10,17 +10,17 @@ import math
 import threading
 from contextlib import suppress
 
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.launch.rendezvous.servers import LIFESPAN, workers_for
 from rallypoint.launch.tasks import Task
-from rallypoint.relay.hosting import host_store
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.question import Question
-from rallypoint.server.loops.backend import choose
-from rallypoint.server.process.hosting import HostedServer
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.loops.backend import choose
+from rallypoint.store.server.process.hosting import HostedServer
 from rallypoint.text import shown
 
 _JOB = "rallypoint/tasks/job"

@@ -18,7 +18,7 @@ import psutil
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.stores.client.connecting import SILENT, UNRESOLVED, Attempts
+from rallypoint.store.connect.connecting import SILENT, UNRESOLVED, Attempts
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.meeting")

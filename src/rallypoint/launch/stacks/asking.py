@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch.reports import ENDING
+from rallypoint.launch.stacks.frames import Dump, is_complete, read_dump
 from rallypoint.launch.stacks.system import (
     HAS_PROC,
     STOPPED,
@@ -41,7 +42,6 @@ from rallypoint.launch.stacks.system import (
     tasks_of,
     words_at,
 )
-from rallypoint.stacks.frames import Dump, is_complete, read_dump
 
 _NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})\.txt")
 _LOOK_SECONDS: Final = 0.005

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.endpoint import Endpoint, StoreView
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.question import STALL, STALL_BYTES, Question
-from rallypoint.server.process.hosting import HostedServer
-from rallypoint.stacks.grouping import Work, work_of
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.launch.stacks.grouping import Work, work_of
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.question import STALL, STALL_BYTES, Question
+from rallypoint.store.server.process.hosting import HostedServer
 from rallypoint.text import printable_lines
 
 _SECONDS: Final = 5.0

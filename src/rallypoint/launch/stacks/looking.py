@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch import reports
+from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
+from rallypoint.launch.stacks.folding import fold
+from rallypoint.launch.stacks.frames import Dump, Frame, Stack
+from rallypoint.launch.stacks.movement import Movement
+from rallypoint.launch.stacks.pace import Pace
 from rallypoint.launch.stacks.py_spy import look_into
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.system import (
@@ -33,11 +38,6 @@ from rallypoint.launch.stacks.system import (
     opens,
 )
 from rallypoint.launch.stacks.transfers import bytes_by_socket, bytes_moved
-from rallypoint.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
-from rallypoint.stacks.folding import fold
-from rallypoint.stacks.frames import Dump, Frame, Stack
-from rallypoint.stacks.movement import Movement
-from rallypoint.stacks.pace import Pace
 from rallypoint.text import named_ranks
 
 _MOST_CHILDREN: Final = 16

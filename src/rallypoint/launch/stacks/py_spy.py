@@ -13,7 +13,7 @@ import sys
 from typing import Any, Final
 
 from rallypoint.launch.stacks.bounded import output_of
-from rallypoint.stacks.frames import MOST_FRAMES, Frame
+from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame
 
 _SECONDS: Final = 5.0
 _MOST_CHARACTERS: Final = 200

@@ -18,16 +18,16 @@ from typing import Final
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
+from rallypoint.launch.stacks.activity import MachineActivity, pack
 from rallypoint.launch.stacks.channel import StoreChannel
-from rallypoint.launch.stacks.flight import ask_recorders
+from rallypoint.launch.stacks.flight_recorder import ask_recorders
 from rallypoint.launch.stacks.gpus import gpus_of
+from rallypoint.launch.stacks.grouping import Work, put_together
 from rallypoint.launch.stacks.looking import Looker
-from rallypoint.stacks.activity import MachineActivity, pack
-from rallypoint.stacks.grouping import Work, put_together
-from rallypoint.stacks.words import stall_lines
+from rallypoint.launch.stacks.words import stall_lines
 from rallypoint.text import duration
 
-logger = logging.getLogger("rallypoint.stacks")
+logger = logging.getLogger("rallypoint.launch.stacks")
 
 _STOP_SECONDS: Final = 2.0
 _CLOSER_LOOKS: Final = 3

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rallypoint.stacks.activity import ProcessFacts
+from rallypoint.launch.stacks.activity import ProcessFacts
 
 HAS_PROC: Final = sys.platform == "linux"
 _PROC: Final = Path("/proc")

@@ -8,19 +8,19 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from rallypoint.client.look import look
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
 from rallypoint.launch.stacks.asking import forget_all
 from rallypoint.launch.stacks.channel import StoreChannel
-from rallypoint.launch.stacks.flight import with_pipes
+from rallypoint.launch.stacks.flight_recorder import with_pipes
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, stack_signals, stall_seconds
-from rallypoint.rollcall.question import Question
-from rallypoint.server.process.hosting import host_server
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.process.hosting import host_server
 
 _PROBE_SECONDS = 5.0
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from rallypoint.client.absence import read_head
+from rallypoint.client.look import check_name, look, look_at_round, look_through
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.stacks.grouping import NO_WORK, Work, work_of
-from rallypoint.stacks.words import standstill
-from rallypoint.stores.absence import read_head
-from rallypoint.stores.client.connecting import connect, first_to_answer, format_address
-from rallypoint.stores.client.connection import Connection
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import check_name, look, look_at_round, look_through
+from rallypoint.launch.stacks.grouping import NO_WORK, Work, work_of
+from rallypoint.launch.stacks.words import standstill
+from rallypoint.store.connect.connecting import connect, first_to_answer, format_address
+from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.roll import Roll
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.status import stacks
 from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign

@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Any, Final
 
 from rallypoint.codec import to_json
-from rallypoint.stacks.activity import RankActivity
-from rallypoint.stacks.folding import fold
-from rallypoint.stacks.frames import Frame
-from rallypoint.stacks.grouping import Group, Work
-from rallypoint.stacks.words import (
+from rallypoint.launch.stacks.activity import RankActivity
+from rallypoint.launch.stacks.folding import fold
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.launch.stacks.grouping import Group, Work
+from rallypoint.launch.stacks.words import (
     STILL_SECONDS,
     chain_text,
     facts_lines,

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from rallypoint.rollcall.clients import KnownClient, gather
-from rallypoint.rollcall.identity import Role, Source
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Key, Mishap, Replication, Snapshot, Upstream
-from rallypoint.rollcall.words import headline, owed_text, waiting_text
-from rallypoint.stacks.grouping import NO_WORK, Work
-from rallypoint.stacks.words import standstill
+from rallypoint.launch.stacks.grouping import NO_WORK, Work
+from rallypoint.launch.stacks.words import standstill
+from rallypoint.store.rollcall.clients import KnownClient, gather
+from rallypoint.store.rollcall.identity import Role, Source
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
+from rallypoint.store.rollcall.snapshot import Key, Mishap, Replication, Snapshot, Upstream
+from rallypoint.store.rollcall.words import headline, owed_text, waiting_text
 from rallypoint.text import (
     LONGEST_KEY,
     LONGEST_SENTENCE,

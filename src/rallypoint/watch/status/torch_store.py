@@ -13,14 +13,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
+from rallypoint.client.look import read_if_there
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.torch_keys import owing_rank
-from rallypoint.stores.client.connecting import connect, format_address
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.hello import who_am_i
-from rallypoint.stores.client.look import read_if_there
-from rallypoint.stores.tcp import TCPStore
+from rallypoint.store.connect.connecting import connect, format_address
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import LONGEST_KEY, counted, ranks_text, shown
 
 _WORKERS: Final = b"init/"

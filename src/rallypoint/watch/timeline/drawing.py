@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.plots import INK, drawing, write
 from rallypoint.text import printable
+from rallypoint.watch.plots import INK, drawing, write
 from rallypoint.watch.timeline.members import merged
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 from rallypoint.watch.timeline.timeline import StartupMember, Timeline

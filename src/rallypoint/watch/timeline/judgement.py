@@ -13,8 +13,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
-from rallypoint.rollcall.plan import believed_size
-from rallypoint.rollcall.torch_keys import owing_rank
+from rallypoint.store.rollcall.plan import believed_size
+from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import counted, duration
 from rallypoint.watch.timeline.members import (
     Course,

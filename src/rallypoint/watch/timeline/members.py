@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
-from rallypoint.rollcall.identity import Identity, Role, Source
-from rallypoint.rollcall.torch_keys import owing_rank
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.watch.timeline.records import ClientRecord, RunRecord, WaitEnding, WaitRecord
 
 _NO_RANKS: Final = (Role.TOOL, Role.AGENT)

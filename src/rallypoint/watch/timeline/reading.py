@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.rollcall.events import Event, Started, from_content
+from rallypoint.store.rollcall.events import Event, Started, from_content
 from rallypoint.text import counted
 from rallypoint.watch.timeline.judgement import judge
 from rallypoint.watch.timeline.records import RunRecord, merge

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from rallypoint.rollcall.events import (
+from rallypoint.store.rollcall.events import (
     BarrierComplete,
     Connected,
     Erred,
@@ -27,8 +27,8 @@ from rallypoint.rollcall.events import (
     Waited,
     Waiting,
 )
-from rallypoint.rollcall.identity import NOBODY, Identity
-from rallypoint.rollcall.plan import Plan
+from rallypoint.store.rollcall.identity import NOBODY, Identity
+from rallypoint.store.rollcall.plan import Plan
 
 
 class WaitEnding(str, Enum):

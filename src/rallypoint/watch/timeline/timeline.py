@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rallypoint.rollcall.events import BarrierComplete, Erred, Hung, Stalled, Started
+from rallypoint.store.rollcall.events import BarrierComplete, Erred, Hung, Stalled, Started
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 
 _LONG: Final = 1.0

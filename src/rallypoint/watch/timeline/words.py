@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Final
 
-from rallypoint.rollcall.events import Erred, Started
-from rallypoint.rollcall.torch_keys import owing_rank
+from rallypoint.store.rollcall.events import Erred, Started
+from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import counted, joined_by_and, named_ranks, printable, shown
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
 from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rallypoint.errors import RallypointError
-from rallypoint.rollcall.question import Question
-from rallypoint.server.guard.other_users import is_trusted_client
-from rallypoint.server.machine.addresses import Address
+from rallypoint.store.machine.addresses import Address
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.guard.other_users import is_trusted_client
 from rallypoint.watch.web import metrics
 from rallypoint.watch.web.access import TOKEN_VARIABLE, Access, AccessVerdict
 from rallypoint.watch.web.connections import Room

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rallypoint.rollcall.roll import RankState, Roll
-from rallypoint.rollcall.snapshot import Replication, Snapshot
+from rallypoint.store.rollcall.roll import RankState, Roll
+from rallypoint.store.rollcall.snapshot import Replication, Snapshot
 from rallypoint.text import shown
 from rallypoint.watch.web.picture import connections
 

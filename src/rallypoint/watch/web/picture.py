@@ -15,12 +15,12 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from rallypoint.rollcall.clients import is_heard
-from rallypoint.rollcall.identity import Role
-from rallypoint.rollcall.plan import JobRound
-from rallypoint.rollcall.roll import Awaited, Gathering, RankState, Roll, Standing
-from rallypoint.rollcall.snapshot import Operation, Relay, Snapshot
-from rallypoint.rollcall.words import missing_text, unseen_text
+from rallypoint.store.rollcall.clients import is_heard
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.plan import JobRound
+from rallypoint.store.rollcall.roll import Awaited, Gathering, RankState, Roll, Standing
+from rallypoint.store.rollcall.snapshot import Operation, Relay, Snapshot
+from rallypoint.store.rollcall.words import missing_text, unseen_text
 from rallypoint.text import runs_of
 from rallypoint.watch.web import work
 from rallypoint.watch.web.told import RankTold, Told

@@ -18,11 +18,11 @@ from functools import cached_property, partial
 from typing import Final, TypeVar
 
 from rallypoint.errors import RallypointError
-from rallypoint.rollcall.judgement import judge
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.roll import Roll
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.stores.client.deadline import in_thread
+from rallypoint.store.connect.deadline import in_thread
+from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.roll import Roll
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
 from rallypoint.watch.web.told import Reader, Told
 

@@ -14,14 +14,14 @@ from typing import Final
 
 import uvicorn
 
+from rallypoint.client.look import look_at_job
 from rallypoint.errors import RallypointError
-from rallypoint.rollcall.question import Question
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.server.process.line import Host
-from rallypoint.server.process.startup import settle_in
-from rallypoint.stores.client.connecting import first_to_answer, format_address
-from rallypoint.stores.client.deadline import Deadline
-from rallypoint.stores.client.look import look_at_job
+from rallypoint.store.connect.connecting import first_to_answer, format_address
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.server.process.line import Host
+from rallypoint.store.server.process.startup import settle_in
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
 from rallypoint.watch.web.connections import PageProtocol

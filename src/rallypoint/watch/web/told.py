@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rallypoint.rollcall.snapshot import Snapshot
-from rallypoint.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.stacks.grouping import NO_WORK, Work, awaited_keys, put_together, told_lately
+from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
+from rallypoint.launch.stacks.grouping import NO_WORK, Work, awaited_keys, put_together, told_lately
+from rallypoint.store.rollcall.snapshot import Snapshot
 
 
 class RankTold(NamedTuple):

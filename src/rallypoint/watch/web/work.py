@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-from rallypoint.stacks.activity import ProcessFacts
-from rallypoint.stacks.folding import fold, is_library
-from rallypoint.stacks.frames import Frame
-from rallypoint.stacks.grouping import Group
-from rallypoint.stacks.words import (
+from rallypoint.launch.stacks.activity import ProcessFacts
+from rallypoint.launch.stacks.folding import fold, is_library
+from rallypoint.launch.stacks.frames import Frame
+from rallypoint.launch.stacks.grouping import Group
+from rallypoint.launch.stacks.words import (
     STILL_SECONDS,
     chain_text,
     facts_text,

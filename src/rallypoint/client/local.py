@@ -1,0 +1,261 @@
+"""Stores whose engine lives in this process: every operation, written once.
+
+A subclass gives access to the engine, alone and up to date (`_at_once`, `_until`), and records changes
+(`_record`): in memory it wakes others, in a file it writes them down. An operation is a function of the
+engine that looks, decides and acts under the store's lock; one that has to wait returns None until it is
+done.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from rallypoint.client.base import Store, Timeout, Value, as_keys, as_pairs, keys_missing, to_bytes, to_i64
+from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.engine import Engine
+from rallypoint.store.wire.encoding import unpack_i64
+from rallypoint.store.wire.opcodes import Op
+
+_Result = TypeVar("_Result")
+
+_NOBODY = b""
+
+Change = Callable[[Engine[bytes], bytes, Sequence[bytes], bytes], Any]  # each has the result of its operation
+CHANGES: Final[dict[Op, Change]] = {
+    Op.SET: lambda engine, _, blobs, __: engine.set(*blobs),
+    Op.COMPARE_SET: lambda engine, _, blobs, __: engine.compare_set(*blobs),
+    Op.ADD: lambda engine, _, blobs, tail: engine.add(blobs[0], unpack_i64(tail)[0]),
+    Op.DELETE_KEY: lambda engine, _, blobs, __: engine.delete(blobs[0]),
+    Op.APPEND: lambda engine, _, blobs, __: engine.append(*blobs),
+    Op.MULTI_SET: lambda engine, _, blobs, __: engine.multi_set(blobs),
+    Op.QUEUE_PUSH: lambda engine, _, blobs, __: engine.push(*blobs),
+    Op.QUEUE_POP: lambda engine, who, blobs, _: engine.pop(who, blobs[0]),
+    Op.BARRIER: lambda engine, who, blobs, tail: engine.barrier(who, blobs[0], unpack_i64(tail)[0]),
+    Op.CANCEL_WAIT: lambda engine, who, _, __: engine.withdraw(who),
+}
+"""What each request does to the engine, by its writer, its blobs and its tail."""
+
+
+class LocalStore(Store):
+    """The operations of `Store` over an engine, whose members are tokens: one for each call that waits."""
+
+    _closed = False
+
+    # For subclasses
+
+    @abstractmethod
+    def _at_once(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
+        """Call `act` once with the engine, under the store's lock, even when closed; return its result."""
+
+    @abstractmethod
+    def _until(
+        self, attempt: Callable[[Engine[bytes]], _Result | None], deadline: Deadline
+    ) -> _Result | None:
+        """Call `attempt` like `_at_once` until it returns a result; None at the deadline.
+
+        Raises RallypointError when the store is closed meanwhile.
+        """
+
+    @abstractmethod
+    def _record(
+        self, op: Op, contents: Sequence[bytes], *, tail: bytes = b"", member: bytes = _NOBODY
+    ) -> None:
+        """Note that the engine was changed as this request says. Called under the lock, after the change."""
+
+    def _new_member(self) -> bytes:
+        return os.urandom(16)
+
+    # Values
+
+    def set(self, key: str, value: Value) -> None:
+        self._change(Op.SET, [to_key(key), to_bytes(value)])
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        names = [to_key(key) for key in as_keys(keys)]
+        missing: list[bytes] = []
+
+        def attempt(engine: Engine[bytes]) -> list[bytes] | None:
+            missing[:] = [name for name in names if engine.get(name) is None]
+            return None if missing else [bytes(engine.get(name) or b"") for name in names]
+
+        deadline = Deadline(self._timeout)
+        values = self._until(attempt, deadline)
+        if values is None:
+            raise self._missing_error(missing, len(keys), deadline)
+        return values
+
+    def add(self, key: str, amount: int) -> int:
+        total: int = self._change(Op.ADD, [to_key(key)], to_i64(amount, "the amount to add"))[0]
+        return total
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        name, contents = to_key(key), (to_bytes(expected_value), to_bytes(desired_value))
+
+        def act(engine: Engine[bytes]) -> bytes:
+            before = engine.get(name)
+            value, _ = engine.compare_set(name, *contents)
+            if engine.get(name) is not before:
+                self._record(Op.COMPARE_SET, [name, *contents])
+            return bytes(value)
+
+        return self._act(act)
+
+    def append(self, key: str, value: Value) -> None:
+        self._change(Op.APPEND, [to_key(key), to_bytes(value)])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        pairs = as_pairs(keys, values)
+        self._change(Op.MULTI_SET, [part for key, value in pairs for part in (to_key(key), to_bytes(value))])
+
+    def delete_key(self, key: str) -> bool:
+        name = to_key(key)
+
+        def act(engine: Engine[bytes]) -> bool:
+            existed = engine.delete(name)
+            if existed:
+                self._record(Op.DELETE_KEY, [name])
+            return existed
+
+        return self._act(act)
+
+    def num_keys(self) -> int:
+        return self._act(lambda engine: engine.num_keys())
+
+    def list_keys(self) -> list[str]:
+        return self._act(lambda engine: list(map(_to_text, engine.keys())))
+
+    # Waiting
+
+    def check(self, keys: Sequence[str]) -> bool:
+        names = [to_key(key) for key in as_keys(keys)]
+        return self._act(lambda engine: not engine.missing(names))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        names = [to_key(key) for key in as_keys(keys)]
+        missing: list[bytes] = []
+
+        def attempt(engine: Engine[bytes]) -> bool | None:
+            missing[:] = engine.missing(names)
+            return None if missing else True
+
+        deadline = Deadline(self._seconds(timeout))
+        if self._until(attempt, deadline) is None:
+            raise self._missing_error(missing, len(keys), deadline)
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        name, member = to_key(key), self._new_member()
+        deadline = Deadline(self._seconds(timeout))
+
+        def released(engine: Engine[bytes]) -> bool | None:
+            return None if member in _present(engine, name, world_size) else True
+
+        self._act(lambda engine: self._arrive(engine, member, name, world_size))
+        try:
+            if self._until(released, deadline):
+                return
+        except BaseException:
+            self._withdraw_quietly(member)
+            raise
+        present = self._at_once(lambda engine: self._leave_barrier(engine, member, name, world_size))
+        if present:
+            raise StoreTimeoutError(
+                f"{present} of {world_size} members came to the barrier {key!r} of {self!r} "
+                f"within {deadline.seconds:g} s",
+                hint="one of them is late or gone, or names another key or size",
+                keys=(key,),
+            )
+
+    def _arrive(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> None:
+        self._apply(engine, Op.BARRIER, [name], to_i64(world_size, "the barrier's size"), member)
+
+    def _withdraw(self, engine: Engine[bytes], member: bytes) -> None:
+        self._apply(engine, Op.CANCEL_WAIT, [], member=member)
+
+    def _leave_barrier(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> int:
+        """How many were there when `member` gave up; 0 if it has been released at the last moment."""
+        present = _present(engine, name, world_size)
+        if member not in present:
+            return 0
+        self._withdraw(engine, member)
+        return len(present)
+
+    def _withdraw_quietly(self, member: bytes) -> None:
+        try:
+            self._at_once(lambda engine: self._withdraw(engine, member))
+        except RallypointError:
+            pass  # the error under way says more
+
+    # Queues
+
+    def queue_push(self, key: str, value: Value) -> None:
+        self._change(Op.QUEUE_PUSH, [to_key(key), to_bytes(value)])
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        name = to_key(key)
+
+        def attempt(engine: Engine[bytes]) -> bytes | None:
+            _, value = engine.pop(_NOBODY, name)
+            if value is not None:
+                self._record(Op.QUEUE_POP, [name])
+            return value
+
+        deadline = Deadline(self._timeout)
+        value = self._until(attempt, deadline) if block else self._act(attempt)
+        if value is not None:
+            return value
+        if block:
+            raise self._missing_error([name], 1, deadline)
+        raise QueueEmptyError(f"the queue {key!r} of {self!r} is empty")
+
+    def queue_len(self, key: str) -> int:
+        name = to_key(key)
+        return self._act(lambda engine: engine.queue_length(name))
+
+    # The rest
+
+    def _act(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
+        self._check_open()
+        return self._at_once(act)
+
+    def _change(self, op: Op, contents: Sequence[bytes], tail: bytes = b"") -> Any:
+        return self._act(lambda engine: self._apply(engine, op, contents, tail))
+
+    def _apply(
+        self,
+        engine: Engine[bytes],
+        op: Op,
+        contents: Sequence[bytes],
+        tail: bytes = b"",
+        member: bytes = _NOBODY,
+    ) -> Any:
+        """Do to the engine what a request says, record the request, and return the result."""
+        result = CHANGES[op](engine, member, contents, tail)
+        self._record(op, contents, tail=tail, member=member)
+        return result
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RallypointError(f"{self!r} is closed", hint="make a new one, or close it later")
+
+    def _missing_error(self, missing: Sequence[bytes], count: int, deadline: Deadline) -> StoreTimeoutError:
+        return keys_missing(repr(self), [_to_text(name) for name in missing], count, deadline.seconds)
+
+
+def to_key(key: str) -> bytes:
+    """A key as the engine knows it."""
+    return key.encode(errors="surrogateescape")
+
+
+def _to_text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
+
+
+def _present(engine: Engine[bytes], name: bytes, world_size: int) -> list[bytes]:
+    return engine.arrived(name).get(world_size, [])

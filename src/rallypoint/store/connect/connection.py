@@ -1,0 +1,223 @@
+"""One connection to a store server: whole requests out, whole replies in, each within a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final, Protocol
+
+from rallypoint.errors import (
+    AccessError,
+    ConnectionLostError,
+    LimitError,
+    ProtocolError,
+    StoreTimeoutError,
+    UsageError,
+)
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.identity import Identity, hello_key
+from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
+from rallypoint.store.wire.opcodes import LOCKED, Op
+
+_NOT_THERE: Final = pack_i64(0)
+"""The answer to a hello, which is the deletion of a key that nobody has."""
+_READ_BYTES = 1 << 16
+_MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reserve that much memory
+
+RELAY_VARIABLE: Final = "RALLYPOINT_RELAY"
+"""For the ranks of a launcher: the relay of this machine, as HOST:PORT; and the store that it is for."""
+STORE_VARIABLE: Final = "RALLYPOINT_RELAY_OF"
+
+
+class Stream(Protocol):
+    """A socket, or what stands for one (see `guarded`). It may give more bytes than asked for."""
+
+    def settimeout(self, seconds: float, /) -> None: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, count: int, flags: int = 0, /) -> bytes: ...
+    def setblocking(self, blocks: bool, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Connection:
+    """A connected socket. Not safe for threads.
+
+    After an error in the middle of an exchange, the meaning of the next byte is not known. So `in_step` is
+    False from the first byte of a request until the last byte of the reply has been read, and a connection
+    that is out of step must be closed.
+    """
+
+    def __init__(self, sock: Stream, server: str) -> None:
+        self._sock = sock
+        self._server = server
+        self._buffer = bytearray()
+        self._sent = b""
+        """The request that has no complete reply yet."""
+        self.in_step = True
+
+    def shake_hands(self, who: Identity, deadline: Deadline) -> None:
+        """VALIDATE, a PING that shows that a store is at the other end, and a hello."""
+        nonce = os.urandom(4)
+        self._greet(VALIDATE + request(Op.PING, tail=nonce) + _hello(who), nonce, deadline)
+        self.read_i64(deadline)  # the answer to the hello, which means nothing
+        self.finish()
+
+    def begin_look(self, who: Identity, store: str, deadline: Deadline) -> None:
+        """The same without a PING: the leader of a replicated store answers that only if it surely leads, and
+        is to be looked at also when its engine is away. `store` is which of its stores is meant.
+        """
+        enter = request(Op.ENTER, store.encode()) if store else b""
+        self._greet(VALIDATE + enter + _hello(who), _NOT_THERE[:4], deadline)
+        self.read(4, deadline)
+        self.finish()
+
+    def _greet(self, greeting: bytes, expected: bytes, deadline: Deadline) -> None:
+        """Send a greeting, and see that the answer begins as a store's does, with these four bytes."""
+        try:
+            self.send(greeting, deadline)
+            answer = self.read(len(expected), deadline)
+        except StoreTimeoutError:
+            raise StoreTimeoutError(
+                f"connected, but it gave no answer as a store does within {deadline.seconds:g} s"
+            ) from None
+        if answer == LOCKED:
+            raise AccessError(
+                f"the store at {self._server} takes nobody from another machine without the job's secret",
+                hint="give it to this process, in RALLYPOINT_SECRET_FILE or RALLYPOINT_SECRET; only "
+                "`rallypoint status` and `rallypoint web` can do with a token, in RALLYPOINT_TOKEN",
+            )
+        if answer != expected:
+            raise ProtocolError(
+                f"{self._server} answers, but not as a store does ({answer!r})",
+                hint="another service listens on that port",
+            )
+
+    def send(self, data: bytes, deadline: Deadline) -> None:
+        """Send all of a request."""
+        self.in_step = False
+        self._sent = data
+        try:
+            self._sock.settimeout(deadline.remaining or 1e-6)
+            self._sock.sendall(data)
+        except TimeoutError:
+            raise self._late(deadline) from None
+        except OSError as error:
+            raise self._lost(error.strerror) from error
+
+    def read(self, count: int, deadline: Deadline) -> bytes:
+        """Exactly `count` bytes of a reply."""
+        buffer = self._buffer
+        while len(buffer) < count:
+            buffer += self._receive(count - len(buffer), deadline)
+        data = bytes(buffer[:count])
+        del buffer[:count]
+        return data
+
+    def read_i64(self, deadline: Deadline) -> int:
+        number: int = unpack_i64(self.read(8, deadline))[0]
+        return number
+
+    def read_blob(self, deadline: Deadline) -> bytes:
+        return self.read(unpack_u64(self.read(8, deadline))[0], deadline)
+
+    def finish(self) -> None:
+        """All that was expected has been read."""
+        self.in_step = not self._buffer
+        self._sent = b""
+
+    def close(self) -> None:
+        self._sock.close()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the server has ended this connection while it was idle (or sent stray bytes)."""
+        self._sock.setblocking(False)
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _receive(self, wanted: int, deadline: Deadline) -> bytes:
+        try:
+            self._sock.settimeout(deadline.remaining or 1e-6)
+            data = self._sock.recv(min(max(wanted, _READ_BYTES), _MOST_BYTES))
+        except TimeoutError:
+            raise self._late(deadline) from None
+        except OSError as error:
+            raise self._lost(error.strerror) from error
+        if not data:
+            raise self._lost("the server closed it")
+        return data
+
+    def _late(self, deadline: Deadline) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"the store at {_with_head(self._server)} gave no answer within {deadline.seconds:g} s",
+            hint="the server is overloaded, stopped, or cut off; the operation may or may not have been done",
+        )
+
+    def _lost(self, reason: str | None) -> ConnectionLostError:
+        lost = f"the connection to the store at {_with_head(self._server)} was lost"
+        broken = _broken_limit(self._sent)
+        if broken:
+            return ConnectionLostError(
+                f"{lost} behind a request that is over a limit: {broken}",
+                hint="send less at once; or raise the limit where the server is started, with `rallypoint "
+                "serve --limit` or the variable RALLYPOINT_LIMITS",
+            )
+        return ConnectionLostError(
+            f"{lost}: {reason or 'unknown error'}",
+            hint="if the process that holds the store ended first, its log has the cause; a server that "
+            "closes a connection because of a bad request says so in its own log",
+        )
+
+
+def _hello(who: Identity) -> bytes:
+    return request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
+
+
+def _with_head(server: str) -> str:
+    """The address of a server; for a relay of the launcher's, with that of the store behind it."""
+    head = os.environ.get(STORE_VARIABLE)
+    is_relay = head and os.environ.get(RELAY_VARIABLE) == server
+    return f"{server}, a relay of the store at {head}," if is_relay else server
+
+
+class _Nobody:
+    """Carries no request out."""
+
+    def validate(self) -> None: ...
+    def hold(self, _: int, __: bool, /) -> None: ...
+    def postpone(self) -> None: ...
+    def get(self, _: bytes, /) -> bytes:
+        return b""
+
+    def go_on(self) -> bytes:
+        return b""
+
+
+def _broken_limit(sent: bytes) -> str:
+    """The limit that a request breaks, in the words of the server's log; empty if it breaks none.
+
+    The server may have other limits than the variable and the defaults say: its log has the last word.
+    """
+    # Late: only an error needs the server's half of the protocol.
+    from rallypoint.store.server.process.startup import limits_of_environment
+    from rallypoint.store.wire.handlers import SERVED
+    from rallypoint.store.wire.limits import Limits
+    from rallypoint.store.wire.parser import Forms, RequestParser
+
+    try:
+        limits = limits_of_environment()
+    except UsageError:
+        limits = Limits()
+    parser = RequestParser(_Nobody(), Forms(limits, dict.fromkeys(SERVED, lambda *_: b"")))
+    try:
+        parser.feed(VALIDATE + sent)
+    except LimitError as error:
+        return error.message
+    except ProtocolError:  # not one of the store's own requests: a handshake, or a question
+        pass
+    return ""

@@ -1,0 +1,149 @@
+"""What happens to the clients of a server, as events for its events file. Pure.
+
+A wait is told of when it ends, and while it lasts only if it is long. Of the errors of one peer, only a few
+are told in a second, and then how many were left out. What happens behind relays is not seen here:
+`rollcall/relay_events.py` finds it out from snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rallypoint.store.core.about import About
+from rallypoint.store.core.journal import Journal, Numbered
+from rallypoint.store.core.outbox import Outbox
+from rallypoint.store.core.peer_limit import PeerLimit
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.rollcall.events import (
+    MIN_WAIT,
+    STILL_WAITING,
+    BarrierComplete,
+    Connected,
+    Erred,
+    Hung,
+    Joined,
+    Left,
+    RoundPlanned,
+    Started,
+    Stopped,
+    Waited,
+    Waiting,
+)
+from rallypoint.store.rollcall.identity import Identity
+from rallypoint.store.rollcall.plan import Plan
+from rallypoint.store.rollcall.question import KEYS_NAMED, STALL_BYTES, key_name
+from rallypoint.text import counted
+
+_PLAN_BYTES: Final = 1 << 18
+"""Enough for thousands of machines. A longer plan would hold up the server."""
+
+
+class _Wait:
+    __slots__ = ("began", "is_told", "keys", "since")
+
+    def __init__(self, keys: Sequence[bytes], turn: Turn) -> None:
+        self.keys = keys
+        self.since = turn.now  # its length comes from this clock: the time of day may be set meanwhile
+        self.began = turn.wall
+        self.is_told = False  # whether an event has said already that it is under way
+
+
+class EventJournal(Journal):
+    """Puts events into the outbox of a core. What each call means stands in `Journal`."""
+
+    is_wanted = True
+
+    def __init__(self, turn: Turn, outbox: Outbox[Any]) -> None:
+        self._turn = turn
+        self._put = outbox.others.append
+        self._waits: dict[Numbered, _Wait] = {}
+        self._errors = PeerLimit()
+        self._plan = b""
+        self._stall = b""
+
+    # The server
+
+    def started(self, kind: str, about: About) -> None:
+        wall = self._turn.wall
+        self._put(Started(wall, about.host, about.pid, about.version, about.backend, kind))
+
+    def stopped(self) -> None:
+        for client in list(self._waits):
+            self._end(client, by=0, gave_up=True)
+        self._tell_left_out(float("inf"))
+        self._put(Stopped(self._turn.wall))
+
+    # Clients
+
+    def connected(self, client: Numbered, peer: str) -> None:
+        self._put(Connected(self._turn.wall, client.id, peer))
+
+    def named(self, client: Numbered, who: Identity) -> None:
+        self._put(Joined(self._turn.wall, client.id, who))
+
+    def left(self, client: Numbered, why: str) -> None:
+        self._end(client, by=0, gave_up=True)
+        self._put(Left(self._turn.wall, client.id, why))
+
+    def erred(self, peer: str, reason: str) -> None:
+        if self._errors.admits("", peer, self._turn.now):
+            self._put(Erred(self._turn.wall, peer, reason))
+
+    def _tell_left_out(self, now: float) -> None:
+        for address, count in self._errors.take_left_out(now):
+            self._put(Erred(self._turn.wall, address, f"{counted(count, 'more error')} left out"))
+
+    # Waits
+
+    def waits(self, client: Numbered, keys: Sequence[bytes]) -> None:
+        self._waits.setdefault(client, _Wait(keys, self._turn))
+
+    def woken(self, waiters: Sequence[Numbered], by: Numbered) -> None:
+        for waiter in waiters:
+            self._end(waiter, by=by.id, gave_up=False)
+
+    def gave_up(self, client: Numbered) -> None:
+        self._end(client, by=0, gave_up=True)
+
+    def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
+        seconds = self._turn.now - min(map(self._arrived, waiters))
+        self._put(BarrierComplete(self._turn.wall, key_name(key), size, seconds, last.id))
+
+    def _arrived(self, waiter: Numbered) -> float:
+        wait = self._waits.get(waiter)
+        return wait.since if wait is not None else waiter.since
+
+    # Once a second
+
+    def look(self, plan: bytes | bytearray | None, stall: bytes | bytearray | None) -> None:
+        """Tell of waits that have become long, of errors left out, and of what a launcher says anew."""
+        now, wall = self._turn.now, self._turn.wall
+        self._tell_left_out(now)
+        for client, wait in self._waits.items():
+            seconds = now - wait.since
+            if not wait.is_told and seconds >= STILL_WAITING:
+                wait.is_told = True
+                self._put(Waiting(wall, client.id, _names(wait), wait.began, seconds, len(wait.keys)))
+        if plan is not None and len(plan) <= _PLAN_BYTES and plan != self._plan:
+            self._plan = bytes(plan)
+            read = Plan.from_json(self._plan.decode(errors="replace"))
+            if read is not None:
+                self._put(RoundPlanned(wall, read))
+        found = bytes(stall[:STALL_BYTES]) if stall is not None else b""
+        if found != self._stall:
+            self._stall = found
+            self._put(Hung(wall, found.decode(errors="replace")))
+
+    def _end(self, client: Numbered, *, by: int, gave_up: bool) -> None:
+        wait = self._waits.pop(client, None)
+        if wait is None:
+            return
+        seconds = self._turn.now - wait.since
+        if seconds >= MIN_WAIT:
+            wall, count = self._turn.wall, len(wait.keys)
+            self._put(Waited(wall, client.id, _names(wait), wait.began, seconds, count, by, gave_up=gave_up))
+
+
+def _names(wait: _Wait) -> tuple[str, ...]:
+    return tuple(key_name(key) for key in wait.keys[:KEYS_NAMED])

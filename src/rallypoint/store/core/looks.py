@@ -1,0 +1,313 @@
+"""What a server or relay knows, put together a slice at a time, so that nobody waits for it. Pure.
+
+A snapshot of 16,000 clients takes a tenth of a second. So it is made by a generator, which the driver lets go
+on for a moment in each turn of the loop, and which writes JSON as it goes. What changes meanwhile may be in
+it or not; each row is right by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import chain
+from json.encoder import encode_basestring_ascii as _quote
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from rallypoint.codec import to_json, to_text
+from rallypoint.store.core.clients import Client, Clients, Departed, Told
+from rallypoint.store.core.outbox import CoreFault, Outbox, Work
+from rallypoint.store.core.registry import Sessions
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.rollcall.identity import NOBODY, WORKER, Identity
+from rallypoint.store.rollcall.question import Question, key_name
+from rallypoint.text import counted
+
+if TYPE_CHECKING:
+    from rallypoint.store.rollcall.snapshot import Snapshot
+
+_PATIENCE_SECONDS: Final = 1.0
+"""How long relays have to tell of themselves, and the system to name the processes behind connections."""
+_FRESH_SECONDS: Final = 0.5
+_AT_ONCE: Final = 4
+"""How many are made at a time. The others wait for their turn, and take no room until then."""
+
+_QUOTED_AT_ONCE: Final = 1 << 16
+_TOLD_BYTES: Final = 4 << 20
+"""What clients tell may take so much of a snapshot, as JSON: the report of a relay has a limit."""
+
+Deliver = Callable[[bytes], None]
+"""Takes a snapshot as JSON; nothing if it could not be made."""
+
+
+class LookStep(Enum):
+    """What `Looks.step` has come to, unless it is a client whose bytes are to be counted."""
+
+    MORE = "go on"
+    IDLE = "go on after a moment: there is nothing to do but to wait"
+    DONE = "there is nothing left to do"
+
+
+Fields = Iterable[tuple[str, str] | None]
+"""Names of a snapshot's fields and what they hold, as JSON; None wherever another may go on."""
+
+
+class Subject(Protocol):
+    """The server or relay of which snapshots are made."""
+
+    outbox: Outbox[Any]
+    clients: Clients[Any]
+    sessions: Sessions
+
+    @property
+    def turn(self) -> Turn:
+        """The time."""
+
+    is_finding: bool
+    """Whether the driver is looking for the processes behind clients."""
+
+    def find_processes(self) -> None:
+        """Have the driver look for the processes behind clients, if some have no name."""
+
+    def ask(self, session: Session) -> bool:
+        """Have a relay tell of itself, soon; False if it cannot be asked now."""
+
+    def sum_up(self) -> Snapshot:
+        """The figures, but for those that are sums over all connections."""
+
+    def describe(self, question: Question) -> Fields:
+        """The fields that a server has and a relay has not, or the other way round."""
+
+    def waits_of(self, client: Any) -> Sequence[Pending]:
+        """What a client waits for."""
+
+    def waits_behind(self, session: Session) -> Sequence[Pending]:
+        """What a relay waits for."""
+
+
+@dataclass
+class _Look:
+    """A snapshot that is being made, and the callers that get it."""
+
+    question: Question
+    delivers: list[Deliver]
+    is_open: bool = True
+    """Whether nothing has been put together yet."""
+    steps: Iterator[LookStep | Client] = field(default_factory=lambda: iter(()))
+
+
+class Looks:
+    """The snapshots that one server or relay is making."""
+
+    __slots__ = ("_idle", "_subject", "_under_way")
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._under_way: list[_Look] = []
+        self._idle = 0  # steps in a row that had nothing to do but to wait
+
+    def start(self, question: Question, deliver: Deliver) -> None:
+        """Make a snapshot; `deliver` is called when it is there, never before this returns.
+
+        Callers that ask the same before it is begun share it: thousands may time out together, and all ask.
+        """
+        for each in self._under_way:
+            if each.is_open and each.question == question:
+                each.delivers.append(deliver)
+                return
+        look = _Look(question, [deliver])
+        look.steps = self._steps(look)
+        self._under_way.append(look)
+        if len(self._under_way) == 1:
+            self._subject.outbox.others.append(Work.SNAPSHOTS)
+
+    def step(self) -> LookStep | Client:
+        """Go one step on, and return what comes next. A client: count its bytes first."""
+        if not self._under_way:
+            return LookStep.DONE
+        look = self._under_way.pop(0)
+        step = self._next(look)
+        if step is LookStep.DONE:
+            self._idle = 0
+            return LookStep.MORE if self._under_way else LookStep.DONE
+        self._under_way.insert(_AT_ONCE - 1, look)
+        if step is not LookStep.IDLE:
+            self._idle = 0
+            return step
+        self._idle += 1
+        if self._idle < min(len(self._under_way), _AT_ONCE):
+            return LookStep.MORE
+        self._idle = 0
+        return LookStep.IDLE
+
+    def _next(self, look: _Look) -> LookStep | Client:
+        """After a fault of ours, the callers get an empty snapshot; all other looks go on."""
+        try:
+            return next(look.steps, LookStep.DONE)
+        except Exception as error:
+            self._subject.outbox.others.append(CoreFault(error))
+            self._deliver(look, b"")
+            return LookStep.DONE
+
+    def _deliver(self, look: _Look, snapshot: bytes) -> None:
+        """Deliver to each caller once, also if delivering to another one fails."""
+        delivers, look.delivers = look.delivers, []
+        for deliver in delivers:
+            try:
+                deliver(snapshot)
+            except Exception as error:
+                self._subject.outbox.others.append(CoreFault(error))
+
+    def _steps(self, look: _Look) -> Iterator[LookStep | Client]:
+        subject = self._subject
+        yield from self._gather(subject.turn.now + _PATIENCE_SECONDS)
+        yield from list(subject.clients)
+        look.is_open = False
+        told = {name: to_text(value) for name, value in to_json(subject.sum_up(), sparse=True).items()}
+        for each in chain(self._rows(subject.turn.now), subject.describe(look.question)):
+            yield LookStep.MORE
+            if each is not None:
+                told[each[0]] = each[1]
+        text = ",".join([f'"{name}":{value}' for name, value in told.items()])
+        yield LookStep.MORE
+        self._deliver(look, f"{{{text}}}".encode())
+
+    def _gather(self, deadline: float) -> Iterator[LookStep]:
+        """Ask the relays and the system for what they know."""
+        subject = self._subject
+        now = subject.turn.now
+        relays: list[Session] = []
+        workers: list[Session] = []
+        for session in list(subject.sessions):
+            is_worker = session.peer.startswith(WORKER)
+            if session.is_present and (is_worker or now - session.told_at > _FRESH_SECONDS):
+                if subject.ask(session):
+                    (workers if is_worker else relays).append(session)
+                yield LookStep.MORE
+        subject.find_processes()
+
+        def are_due(asked: list[Session]) -> bool:
+            return any(each.is_present and each.told_at < now for each in asked)
+
+        while subject.turn.now < deadline and (subject.is_finding or are_due(relays)):
+            yield LookStep.IDLE
+        # The clients of workers are this server's own. They are given as long to find processes as it has.
+        while subject.turn.now < deadline + _PATIENCE_SECONDS and are_due(workers):
+            yield LookStep.IDLE
+
+    def _rows(self, now: float) -> Fields:
+        """The rows of clients, of relays, and of clients that have gone."""
+        subject = self._subject
+        clients: list[str] = []
+        present: set[int] = set()
+        received, sent = subject.clients.received_before, subject.clients.sent_before
+        room, left_out = _TOLD_BYTES, 0
+        for client in list(subject.clients):
+            received, sent = received + client.received, sent + client.sent
+            if client.session is None and client in subject.clients:  # or it has gone meanwhile
+                told = told_fields(client.told, now) if client.told.text else ""
+                if len(told) > room:
+                    told, left_out = "", left_out + 1
+                room -= len(told)
+                clients.append(client_row(client, told, subject.waits_of(client), now))
+                present.add(client.who.rank)
+            yield None
+        yield "received", str(received)
+        yield "sent", str(sent)
+        yield "clients", as_list(clients)
+        if left_out:
+            what = f"what {counted(left_out, 'client')} told is left out: all together tell too much"
+            yield "incomplete", _quote(what)
+        relays: list[str] = []
+        for session in list(subject.sessions):
+            part = "" if session.told is None else (yield from quoted(session.told))
+            relays.append(relay_row(session, part, subject.waits_behind(session), now))
+            yield None
+        yield "relays", as_list(relays)
+        gone: dict[int, str] = {}
+        for each in list(subject.clients.gone):
+            gone.pop(each.who.rank, None)  # the latest is at the end
+            if each.who.rank not in present:
+                gone[each.who.rank] = gone_row(each, now)
+            yield None
+        yield "gone", as_list(gone.values())
+
+
+# Rows are written by hand, as there are thousands
+
+
+def as_list(rows: Iterable[str]) -> str:
+    return f"[{','.join(rows)}]"
+
+
+def told_fields(told: Told, now: float) -> str:
+    """What a client has told, and how long ago, as fields of its row."""
+    return f',"told":{_quote(told.text.decode("ascii"))},"told_seconds":{now - told.at:.3f}'
+
+
+def client_row(client: Client, told: str, pending: Sequence[Pending], now: float) -> str:
+    """A `rollcall.snapshot.Client` as JSON; `told` are the `told_fields`, if there are any."""
+    return (
+        f'{{"id":{client.id},"peer":{_quote(client.peer)},"seconds":{now - client.since:.3f},'
+        f'"who":{_who(client.who)},"operations":{client.operations},"received":{client.received},'
+        f'"sent":{client.sent}{told}{_waits(pending, now)}}}'
+    )
+
+
+def quoted(told: bytes) -> Generator[None, None, str]:
+    """What a relay has told, as a JSON text, a slice at a time: it may be long."""
+    parts = []
+    for start in range(0, len(told), _QUOTED_AT_ONCE):
+        # Relays write ASCII. If this one does not, a character may be torn, and is shown as unreadable.
+        parts.append(_quote(told[start : start + _QUOTED_AT_ONCE].decode(errors="replace"))[1:-1])
+        yield
+    return f'"{"".join(parts)}"'
+
+
+def relay_row(session: Session, told: str, pending: Sequence[Pending], now: float) -> str:
+    """A `rollcall.snapshot.Relay` as JSON; `told` is what it has told, if it has, as JSON."""
+    part = f',"part":{told},"part_seconds":{now - session.told_at:.3f}' if told else ""
+    return (
+        f'{{"id":{session.id},"peer":{_quote(session.peer)},"seconds":{now - session.since:.3f},'
+        f'"present":{"true" if session.is_present else "false"}{part}{_waits(pending, now)}}}'
+    )
+
+
+def gone_row(gone: Departed, now: float) -> str:
+    """A `rollcall.snapshot.Gone` as JSON."""
+    seconds = f"{now - gone.at:.3f}"
+    return f'{{"id":{gone.id},"who":{_who(gone.who)},"seconds":{seconds},"why":{_quote(gone.why)}}}'
+
+
+def barrier_row(key: bytes, size: int, arrived: int, members: Iterable[tuple[int, float]]) -> str:
+    """A `rollcall.snapshot.Barrier` as JSON; of its members, their ids and for how many seconds they wait."""
+    rows = as_list([f"[{number},{seconds:.3f}]" for number, seconds in members])
+    return f'{{"key":{_quote(key_name(key))},"size":{size},"arrived":{arrived},"members":{rows}}}'
+
+
+def key_row(key: bytes, size: int, queued: int, writer: int, writer_is: str) -> str:
+    """A `rollcall.snapshot.Key` as JSON."""
+    return (
+        f'{{"key":{_quote(key_name(key))},"size":{size},"queued":{queued},'
+        f'"writer":{writer},"writer_is":{_quote(writer_is)}}}'
+    )
+
+
+def _who(who: Identity) -> str:
+    return "{}" if who is NOBODY else to_text(who, sparse=True)
+
+
+Pending = tuple[list[bytes], int, float]
+"""A wait: the first few keys, how many there are, and since when."""
+
+
+def _waits(pending: Sequence[Pending], now: float) -> str:
+    if not pending:
+        return ""
+    rows = (
+        f'{{"keys":[{",".join(_quote(key_name(key)) for key in keys)}],'
+        f'"count":{count},"seconds":{now - since:.3f}}}'
+        for keys, count, since in pending
+    )
+    return f',"waits":[{",".join(rows)}]'

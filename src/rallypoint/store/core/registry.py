@@ -1,0 +1,239 @@
+"""All sessions of a server or a relay, and the connections that open them and take them up again. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.store.core.context import Context
+from rallypoint.store.core.outbox import Close, CoreFault, Work
+from rallypoint.store.core.sessions import Bearer, Carrier, Session
+from rallypoint.store.core.slices import Rest, Slices, one_after_the_other
+from rallypoint.store.engine.keyspace import State
+from rallypoint.store.rollcall.identity import WORKER
+from rallypoint.store.wire.form import WholeRequests
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import TOKEN_BYTES, Answer, Welcome, pack_welcome, parse_session
+
+if TYPE_CHECKING:
+    from rallypoint.store.rollcall.snapshot import Counters
+
+IN_BATCHES: Final = (
+    *(Op.SET, Op.COMPARE_SET, Op.GET, Op.ADD, Op.CHECK, Op.WAIT, Op.GETNUMKEYS, Op.DELETE_KEY, Op.APPEND),
+    *(Op.MULTI_GET, Op.MULTI_SET, Op.QUEUE_PUSH, Op.QUEUE_POP, Op.QUEUE_LEN, Op.LIST_KEYS),
+    *(Op.ARRIVE, Op.LEAVE, Op.WAIT_IN_TURN, Op.RECALL, Op.POP_CALLED, Op.TOLD),
+)
+"""The operations that a batch may hold."""
+
+
+class Sessions:
+    """All sessions of a server or a relay, by their token."""
+
+    __slots__ = (
+        *("_by_token", "_carrier", "_context", "_of_workers", "_orphans", "_outbox", "_requests", "_rests"),
+        "ended_workers",
+    )
+
+    def __init__(self, context: Context, carrier: Carrier) -> None:
+        self._by_token: dict[bytes, Session] = {}
+        # Sessions that have lost their connection in the middle of a batch: that is carried out all the same.
+        self._orphans: deque[Session] = deque()
+        self._rests: deque[Rest] = deque()  # what is left to be done for sessions that come and go
+        self._carrier = carrier
+        self._outbox = context.outbox
+        self._context = context
+        self._requests = WholeRequests(context.limits, IN_BATCHES)
+        self._of_workers: WholeRequests | None = None  # what the workers of this server ask, if it has some
+        self.ended_workers: Counters | None = None
+        """What workers of this server that have ended had counted when they last told of themselves."""
+
+    def __len__(self) -> int:
+        return len(self._by_token)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_token.values())
+
+    def go_on_with(self, session: Session) -> Slices:
+        """The rest of a batch, behind its first slice; returns what is to be sent then."""
+        yield None
+        while not self.step(session):
+            yield None
+        return session.flush()
+
+    def step(self, session: Session) -> bool:
+        """Carry out a slice of a batch; return whether there is none left. If it fails, the session ends."""
+        try:
+            is_done = session.step()
+        except Exception:
+            self.end(session)
+            raise
+        self._context.check_budget()
+        return is_done
+
+    def go_on(self, note_error: Callable[[str, str], None]) -> bool:
+        """Go on with what is left to be done for sessions without a connection, such as a batch.
+
+        Returns whether there is more to do. `note_error` is called with the peer and the reason, if a batch
+        breaks a rule.
+        """
+        if self._rests:
+            rest = self._rests.popleft()
+            try:
+                next(rest)
+                self._rests.append(rest)
+            except StopIteration:
+                pass
+            except Exception as error:
+                self._outbox.others.append(CoreFault(error))
+        if self._orphans:
+            session = self._orphans.popleft()
+            try:
+                if session.connection is None and not self.step(session):
+                    self._orphans.append(session)
+            except ProtocolError as error:
+                note_error(session.peer, error.message)
+            except Exception as error:
+                self._outbox.others.append(CoreFault(error))
+        return bool(self._orphans or self._rests)
+
+    def _do(self, rest: Rest) -> None:
+        """Do the first slice at once, and others later."""
+        try:
+            next(rest)
+        except StopIteration:
+            return
+        self._rests.append(rest)
+        self._outbox.others.append(Work.REST)
+
+    def open(self, connection: Bearer, token: bytes, tail: bytes) -> Slices:
+        """Open a session on a connection, or take it up; return the answer, and what was not taken.
+
+        A batch that is under way is carried out before.
+        """
+        if connection.session is not None:
+            raise ProtocolError("a second SESSION on one connection")
+        if len(token) != TOKEN_BYTES:
+            raise ProtocolError(f"SESSION with a token of {len(token)} bytes")
+        keep_ms, taken, known = parse_session(tail)
+        limits = self._requests.limits
+        session = self._by_token.get(token)
+        while session is not None and not self.step(session):
+            yield None
+            session = self._by_token.get(token)
+        answer = Answer.NEW if session is None else Answer.TAKEN_UP
+        if session is not None and taken > session.kept.number:  # the log has lost what it had been sent
+            return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
+        if session is None:
+            if known:
+                return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
+            if taken:
+                raise ProtocolError(f"a new session has taken frame {taken}")
+            if len(self._by_token) >= limits.connections:
+                raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
+            requests = self._worker_requests() if connection.peer.startswith(WORKER) else self._requests
+            session = self._by_token[token] = Session(
+                token, self._carrier, requests, self._outbox, self._context.budget
+            )
+            session.id, session.since = connection.id, connection.since
+        elif not session.kept.reaches_back_to(taken):
+            raise ProtocolError(f"a session has taken frame {taken}, but goes on elsewhere")
+        elif session.connection is not None:
+            displaced = ProtocolError("its session goes on over another connection")
+            self._outbox.others.append(Close(session.connection, displaced))
+            self._do(session.detach())
+        session.attach(connection, taken)
+        session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
+        most = min(limits.batch_bytes, limits.request_bytes)
+        welcome = pack_welcome(Welcome(answer, session.keeps_ms, session.taken, most))
+        return b"".join([welcome, *session.kept.all()])
+
+    def _worker_requests(self) -> WholeRequests:
+        """Many clients share a worker's session: what waits for them may be as much as for all clients."""
+        if self._of_workers is None:
+            limits = self._requests.limits
+            most = max(limits.unsent_bytes, limits.held_bytes)
+            self._of_workers = WholeRequests(replace(limits, unsent_bytes=most), IN_BATCHES)
+        return self._of_workers
+
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind there have been in batches."""
+        counts = self._requests.counts()
+        for op, count in self.counts_of_workers().items():
+            counts[op] += count
+        return counts
+
+    def counts_of_workers(self) -> dict[Op, int]:
+        """Those of the workers of this server among them."""
+        return self._of_workers.counts() if self._of_workers is not None else {}
+
+    def lose(self, session: Session) -> None:
+        """The connection of a session is gone."""
+        if not session.keeps_ms:
+            self.end(session)
+            return
+        self._do(session.detach())
+        if session.is_under_way:
+            self._orphans.append(session)
+            self._outbox.others.append(Work.REST)
+
+    def end(self, session: Session) -> None:
+        """Give a session up."""
+        suspending = session.detach()
+        if self._by_token.pop(session.token, None) is not None:
+            if session.peer.startswith(WORKER):
+                self._keep_counters(session)
+            session.give_up()
+            self._do(self._end(suspending, session))
+
+    def _end(self, suspending: Rest, session: Session) -> Rest:
+        """Take back all that a session waits for. Until that is done, nobody else gives way for it."""
+        budget = self._context.budget
+        budget.ending += 1
+        yield from one_after_the_other(suspending, self._carrier.forget(session))
+        budget.ending -= 1
+
+    def _keep_counters(self, worker: Session) -> None:
+        """A worker has ended: nobody else knows what it had counted, and counters must not go down."""
+        from rallypoint.store.rollcall.workers import with_ended  # late: most servers have none
+
+        self.ended_workers = with_ended(self.ended_workers, worker.told)
+
+    def expire(self, now: float) -> None:
+        """Give up the sessions that have been without a connection for as long as they are kept."""
+        for session in list(self._by_token.values()):
+            if session.connection is not None:
+                continue
+            if session.expires is None:
+                session.expires = now + session.keeps_ms / 1000
+            elif session.expires <= now:
+                self.end(session)
+
+    def state(self, value_of: Callable[[bytes], object]) -> State:
+        """All sessions but their notes, as plain data. To be asked when nothing is left to go on with."""
+        assert not self._orphans
+        assert not self._rests
+        return [session.state(value_of) for session in self]
+
+    def take_state(
+        self,
+        state: State,
+        value_of: Callable[[bytes], object],
+        connection_of: Callable[[int], Bearer],
+    ) -> None:
+        """Have the sessions that have given this state, each on its connection. There were none before."""
+        for each in state:
+            token = each[0][0]
+            session = Session(token, self._carrier, self._requests, self._outbox, self._context.budget)
+            self._by_token[token] = session
+            connection = session.take_state(each, value_of)
+            if connection is not None:
+                session.connection = connection_of(connection)
+                session.connection.session = session
+
+    def check_invariants(self) -> None:
+        for token, session in self._by_token.items():
+            assert session.token == token
+            session.check_invariants()

@@ -1,0 +1,41 @@
+"""Requests that take long, carried out a slice at a time, so that other clients need not wait for them. Pure.
+
+What a request reads or writes, it reads or writes at one moment. To prepare that, or to put the reply
+together, is what takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Final, TypeVar
+
+from rallypoint.store.wire.parser import STEPS_AT_ONCE
+
+Slices = Generator[bytes | None, None, bytes]
+"""A request under way: it yields behind each slice but the last, and returns the reply. If that is long, it
+yields pieces of it before."""
+
+SLICE = STEPS_AT_ONCE
+"""How many keys are a slice; an even number, as keys and values alternate in some requests."""
+
+PIECE_BYTES: Final = 1 << 18
+"""How much of a long reply is made and sent at a time."""
+
+T = TypeVar("T")
+
+Rest = Generator[None, None, None]
+"""Work under way for which nobody waits: it stops behind each slice but the last."""
+
+
+def nothing() -> Rest:
+    yield from ()
+
+
+def one_after_the_other(*rests: Rest) -> Rest:
+    for rest in rests:
+        yield from rest
+
+
+def sliced(keys: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(keys), SLICE):
+        yield keys[start : start + SLICE]

@@ -1,0 +1,497 @@
+"""The whole server but its I/O: bytes of all connections in, bytes for all connections out.
+
+Both loops and the tests drive this same object; `front` says how.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from rallypoint.compiling import mypyc_attr
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.store.core.about import About
+from rallypoint.store.core.clients import Client
+from rallypoint.store.core.contents import Contents
+from rallypoint.store.core.context import Context
+from rallypoint.store.core.durations import Durations
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.looks import Fields, Pending
+from rallypoint.store.core.members import Member, wake
+from rallypoint.store.core.outbox import Work
+from rallypoint.store.core.owners import Owners
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.slices import PIECE_BYTES, SLICE, Slices, sliced
+from rallypoint.store.core.tickets import StoreCarrier, Ticket
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.engine import Engine
+from rallypoint.store.engine.budget import Budget
+from rallypoint.store.engine.keyspace import State, Value
+from rallypoint.store.rollcall.identity import is_hello
+from rallypoint.store.rollcall.question import KEYS_NAMED, Question
+from rallypoint.store.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
+from rallypoint.store.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
+from rallypoint.store.wire.parser import Forms, RequestParser
+from rallypoint.store.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED
+
+_ANNOUNCED: Final = [ANNOUNCED]
+_NAMES_ANNOUNCED: Final = [NAMES_ANNOUNCED]
+_WAITS_TOLD: Final = 2_048
+"""Of one relay; more would hold up others."""
+_MOST_WRITERS = 1 << 20
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Connection(Client):
+    """One client: the handler of its requests. Made by `Core.open` alone."""
+
+    __slots__ = (
+        *("_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn", "_woken", "_writers"),
+    )
+
+    def __init__(self, core: Core, peer: str) -> None:
+        super().__init__(core.clients, core.sessions, peer)
+        self._core = core
+        self._turn = core.turn
+        self._journal = core.journal
+        self._woken = core.outbox.woken
+        self._engine = core.engine
+        self._get = core.engine.get
+        self._writers = core.writers
+        self._snapshot: bytes | None = None
+        self._is_looking = False
+        self.read_with(RequestParser(self, core.forms))
+
+    @property
+    def is_owed(self) -> bool:
+        return self._is_looking
+
+    def take_notice(self) -> bytes:
+        if self._snapshot is not None:
+            snapshot, self._snapshot = self._snapshot, None
+            self._is_looking = False
+            return snapshot
+        return STOP_WAITING if self.session is None else self.session.flush()
+
+    def wake(self) -> None:
+        self._woken.append(self)
+
+    # What the parser calls, for each request: the handler's methods return the reply.
+
+    def ping(self, nonce: bytes) -> bytes:
+        return nonce
+
+    def get(self, key: bytes) -> bytes:
+        find = self._get  # `self._get(key)` would look for a method first, and cost more
+        value = find(key)
+        if value is None:
+            return EMPTY_BLOB
+        length = len(value)  # from here on as in `blob`, but without the call: this is the hot path
+        if length >= SHORT:
+            return self._get_long(key, value)
+        return SHORT_LENGTHS[length] + value
+
+    def _get_long(self, key: bytes, value: Value) -> bytes:
+        length = len(value)
+        self._core.check_reply(length)
+        if length <= PIECE_BYTES:
+            return pack_u64(length) + value
+        self._core.note_sending(self, [key], [value], length)
+        self.begin(_in_blobs([value], [length]))
+        assert self._parser is not None, "it has sent this request"
+        self._parser.leave_unfinished()
+        return self.go_on() or b""
+
+    def multi_get(self, keys: list[bytes]) -> bytes | None:
+        return self.begin(self._multi_get(keys))
+
+    def _multi_get(self, keys: list[bytes]) -> Slices:
+        values = [value or b"" for value in map(self._get, keys)]
+        lengths = list(map(len, values))
+        self._core.check_reply(8 * len(values) + sum(lengths))
+        if sum(lengths) > PIECE_BYTES:
+            self._core.note_sending(self, keys, values, sum(lengths))
+        return (yield from _in_blobs(values, lengths))
+
+    def set(self, key: bytes, value: bytes) -> bytes:
+        woken = self._engine.set(key, value)
+        self._writers[key] = self.id
+        return wake(woken, self, self._journal) if woken else b""
+
+    def multi_set(self, keys_and_values: list[bytes]) -> bytes | None:
+        return self.begin(self._multi_set(keys_and_values))
+
+    def _multi_set(self, keys_and_values: list[bytes]) -> Slices:
+        new: dict[bytes, bytes] = {}
+        for some in sliced(keys_and_values):
+            if new:
+                yield None
+            new.update(zip(some[::2], some[1::2], strict=True))
+        woken = self._engine.set_all(new)
+        self._writers.update(dict.fromkeys(new, self.id))
+        return wake(woken, self, self._journal) if woken else b""
+
+    def append(self, key: bytes, value: bytes) -> bytes:
+        woken = self._engine.append(key, value)
+        self._writers[key] = self.id
+        return wake(woken, self, self._journal) if woken else b""
+
+    def add(self, key: bytes, amount: int) -> bytes:
+        total, woken = self._engine.add(key, amount)
+        if amount:
+            self._writers[key] = self.id
+        if woken:
+            return wake(woken, self, self._journal) + pack_i64(total)
+        return pack_i64(total)
+
+    def add_times(self, key: bytes, amount: int, times: int) -> int | None:
+        """Carry out as many ADDs at once, for the last sum; None if that is not the same as one by one."""
+        total = self._engine.add_times(key, amount, times)
+        if total is not None and amount:
+            self._writers[key] = self.id
+        return total
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        notices, value = self.swap(key, expected, desired)
+        return notices + blob(value)
+
+    def swap(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, bytes | bytearray]:
+        """As COMPARE_SET; returns its own notices if it waits itself, and the value, which is not copied."""
+        is_written = (self._get(key) or b"") == expected
+        value, woken = self._engine.compare_set(key, expected, desired)
+        if is_written:
+            self._writers[key] = self.id
+        return (wake(woken, self, self._journal) if woken else b""), value
+
+    def delete_key(self, key: bytes) -> bytes:
+        owners = self._core.owners
+        if key == owners.key:
+            return pack_i64(self in self._core.clients and owners.add(self.id))
+        if is_hello(key):
+            self.greet(key)
+            return pack_i64(0)
+        self._writers.pop(key, None)
+        return pack_i64(self._engine.delete(key))
+
+    def num_keys(self) -> bytes:
+        return pack_i64(self._engine.num_keys())
+
+    def list_keys(self) -> bytes | None:
+        return self.begin(self._list_keys())
+
+    def _list_keys(self) -> Slices:
+        keys = list(self._engine.keys())
+        self._core.check_reply(8 * len(keys) + sum(map(len, keys)))
+        return (yield from _in_blobs(keys, list(map(len, keys)), pack_i64(len(keys))))
+
+    def queue_push(self, key: bytes, value: bytes) -> bytes:
+        woken = self._engine.push(key, value)
+        self._core.pushers[key] = self.id
+        return wake(woken, self, self._journal) if woken else b""
+
+    def queue_pop(self, key: bytes) -> bytes:
+        length, value = self._engine.pop(self, key)
+        if length <= 1:
+            self._core.pushers.pop(key, None)
+        return pack_i64(length) if value is None else pack_i64(length) + blob(value)
+
+    def queue_len(self, key: bytes) -> bytes:
+        return pack_i64(self._engine.queue_length(key))
+
+    def check(self, keys: list[bytes]) -> bytes:
+        if keys == _ANNOUNCED or (keys == _NAMES_ANNOUNCED and self._core.has_names):
+            return READY
+        return READY if self._engine.has_all(keys) else NOT_READY
+
+    def wait(self, keys: list[bytes]) -> bytes | None:
+        if len(keys) > SLICE:
+            return self.begin(self._wait(keys))
+        if self._engine.wait(self, keys, self._turn.now):
+            return STOP_WAITING
+        self._journal.waits(self, keys)
+        self._clients.count_waits()
+        return b""
+
+    def _wait(self, keys: list[bytes]) -> Slices:
+        is_over = yield from self._engine.wait_in_slices(self, sliced(keys), self._turn.now)
+        if is_over:
+            return STOP_WAITING
+        self._journal.waits(self, keys)
+        self._clients.count_waits()
+        return b""
+
+    def barrier(self, key: bytes, world_size: int) -> bytes:
+        released = self._engine.barrier(self, key, world_size, now=self._turn.now)
+        self._journal.waits(self, [key])
+        if not released:
+            self._clients.count_waits()
+            return b""
+        self._journal.gathered(key, world_size, released, self)
+        return wake(released, self, self._journal)
+
+    def cancel_wait(self) -> bytes:
+        # A withdrawal may call another connection in this one's stead, but never this one itself.
+        woken = self._engine.withdraw(self)
+        if woken:
+            wake(woken, self, self._journal)
+        self._journal.gave_up(self)
+        if self._engine.is_untidy:
+            self._core.outbox.others.append(Work.REST)
+        return WAIT_CANCELED
+
+    def look(self, question: bytes) -> bytes:
+        """A snapshot takes a while; other requests may be answered before it."""
+        if self._is_looking:
+            raise ProtocolError("a second LOOK before the first is answered")
+        self._core.looks.start(Question.from_json(question), self._take_snapshot)
+        self._is_looking = True
+        return b""
+
+    def _take_snapshot(self, snapshot: bytes) -> None:
+        if self in self._core.clients:
+            self._snapshot = self._core.frame(snapshot)
+            self._woken.append(self)
+
+
+def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") -> Slices:
+    """A reply with all of these, behind `head`; a long one in pieces, each copied when it is sent.
+
+    `lengths` are those of right now: a value that is appended to only grows, so what has been there stays.
+    """
+    if sum(lengths) > PIECE_BYTES:
+        yield None  # `begin` returns no pieces
+    parts: list[Value] = [head]
+    size = 0
+    for number, (value, length) in enumerate(zip(values, lengths, strict=True), 1):
+        parts.append(pack_u64(length))
+        start = 0
+        while length - start > PIECE_BYTES:
+            parts.append(value[start : start + PIECE_BYTES])
+            yield b"".join(parts)
+            parts, size, start = [], 0, start + PIECE_BYTES
+        parts.append(value[start:length])
+        size += length - start
+        if size > PIECE_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+        elif not number % SLICE:
+            yield None
+    return b"".join(parts)
+
+
+def _name_of(member: Member) -> State:
+    """What a member of the engine is called in a checkpoint."""
+    return [member.session.token, member.tag] if isinstance(member, Ticket) else [b"", member.id]
+
+
+class Core(Front[Connection]):
+    """Parser and engine for all connections of one server. Not safe for threads."""
+
+    __slots__ = (
+        "_carrier",
+        "_contents",
+        "_framed",
+        "_replaced",
+        "_sending",
+        "_sending_bytes",
+        "engine",
+        "forms",
+        "has_names",
+        "owners",
+        "pushers",
+        "writers",
+    )
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        turn: Turn | None = None,
+        about: About | None = None,
+        *,
+        wants_events: bool = False,
+        owner_key: bytes | None = None,
+        has_names: bool = False,
+        beside: Front[Connection] | None = None,
+    ) -> None:
+        """`owner_key`: the server ends with the last client that has deleted this key; see `owners`.
+
+        `has_names`: clients may mean other stores here, by their names. `beside`: it is one of those, at the
+        server of this core; all of them together may hold what one may.
+        """
+        limits = limits or Limits()
+        budget = beside.budget if beside is not None else Budget(limits)
+        context = Context(limits, turn, about, wants_events=wants_events, budget=budget)
+        self.engine: Engine[Member] = Engine(context.limits, budget)
+        self.has_names = has_names
+        self.writers: dict[bytes, int] = {}
+        """By key, the client or relay that has written it last, by its number; as far as they are kept."""
+        self.pushers: dict[bytes, int] = {}
+        """The same for queues."""
+        self._framed = b"", blob(b"")
+        self._sending: dict[Connection, tuple[list[bytes], list[Value]]] = {}
+        self._sending_bytes = 0  # how much has begun since `_count_replaced`
+        self._replaced: dict[Connection, int] = {}
+        self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
+        super().__init__(context, self._carrier)
+        self.clients.have_named = beside is not None
+        self.forms: Forms[Connection] = Forms(
+            context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS, **TELLS}, is_prompt=True
+        )
+        self.owners = Owners(owner_key, context.outbox.others)
+        self._contents = Contents(
+            self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn
+        )
+
+    def _make(self, peer: str) -> Connection:
+        return Connection(self, peer)
+
+    def _act_for(self, session: Session) -> Connection:
+        """In whose name the requests of a session are carried out: a connection that is never opened."""
+        requester = Connection(self, session.peer)
+        requester.id = session.id
+        return requester
+
+    def _leave(self, client: Connection) -> None:
+        super()._leave(client)
+        woken = self.engine.withdraw(client)
+        if woken:
+            wake(woken, client, self.journal)
+        if self.engine.is_untidy:
+            self.outbox.others.append(Work.REST)
+
+    def close(self, client: Connection) -> None:
+        super().close(client)
+        self.owners.remove(client.id)
+
+    def note_sending(self, client: Connection, keys: list[bytes], values: list[Value], count: int) -> None:
+        """A client is sent these values piece by piece: they stay in memory if others replace them."""
+        self._sending_bytes += count
+        if self._sending_bytes > self.budget.limit // 8:
+            self._count_replaced()
+        self._sending[client] = keys, values
+
+    def _count_replaced(self) -> None:
+        """Charge clients for the values that they are being sent and that are no longer stored.
+
+        Clients that are sent the same value share its charge.
+        """
+        get, before = self.engine.get, sum(self._replaced.values())
+        self._sending = {each: sent for each, sent in self._sending.items() if each.is_unfinished}
+        gone = {
+            each: [value for key, value in zip(*sent, strict=True) if get(key) is not value]
+            for each, sent in self._sending.items()
+        }
+        readers = Counter([id(value) for values in gone.values() for value in values])
+        self._replaced = {
+            each: sum([len(value) // readers[id(value)] for value in values]) for each, values in gone.items()
+        }
+        self._sending_bytes = 0
+        self.clients.count_held(sum(self._replaced.values()) - before)
+
+    def check_reply(self, count: int) -> None:
+        """Refuse to put together a reply that is longer than anyone may be sent."""
+        limit = self.limits.unsent_bytes
+        if count > limit:
+            raise LimitError(f"asked for {count:,} bytes at once; the limit unsent_bytes is {limit:,}")
+
+    # Checkpoints
+
+    def state(self) -> State:
+        """All that counts, as plain data. What it has counted, and who wrote which key, is not in it.
+
+        To be asked when there is nothing left to go on with: no request is under way.
+        """
+        engine, notes = self.engine, map(self._carrier.notes_of, self.sessions)
+        sessions = self.sessions.state(engine.get)
+        return [self.clients.state(), engine.values_state(), sessions, list(notes), engine.state(_name_of)]
+
+    def take_state(self, state: State) -> None:
+        """Become the core that has given this state, with the same clients; until then it was new."""
+        clients, values, sessions, notes, waits = state
+        self.clients.take_state(clients, self._make)
+        self.engine.take_values(values)
+        self.sessions.take_state(sessions, self.engine.get, self.clients.with_id)
+        for session, some in zip(self.sessions, notes, strict=True):
+            self._carrier.take_notes(session, some)
+        by_token = {session.token: session for session in self.sessions}
+
+        def member_of(name: State) -> Member:
+            token, number = name
+            return by_token[token].notes[number] if token else self.clients.with_id(number)
+
+        self.engine.take_state(waits, member_of)
+
+    # What it knows
+
+    def end_second(self, turns: Durations | None = None) -> None:
+        super().end_second(turns)
+        self.forget_writers()
+        if self._sending:
+            self._count_replaced()
+
+    def forget_writers(self) -> None:
+        """About once a second: bound what is kept of who has written keys."""
+        for each in (self.writers, self.pushers):
+            if len(each) > _MOST_WRITERS:
+                each.clear()
+
+    def held_by(self, client: Connection) -> int:
+        return super().held_by(client) + self.engine.waits_held_by(client) + self._replaced.get(client, 0)
+
+    def held_behind(self, session: Session) -> int:
+        return super().held_behind(session) + sum(map(self.engine.waits_held_by, session.notes.values()))
+
+    def go_on(self) -> bool:
+        return super().go_on() | self.engine.sweep()
+
+    def has_key(self, name: str) -> bool:
+        try:
+            return not self.engine.missing([b"/" + name.encode(errors="surrogateescape")])
+        except UnicodeEncodeError:  # no key is named like that
+            return False
+
+    @property
+    def plan(self) -> bytes | bytearray | None:
+        return self._contents.plan
+
+    @property
+    def stall(self) -> bytes | bytearray | None:
+        return self._contents.stall
+
+    def counts(self) -> dict[Op, int]:
+        counts = self.forms.counts(self.clients.operations)
+        for op, count in super().counts().items():
+            counts[op] = counts.get(op, 0) + count
+        return counts
+
+    @property
+    def waiting(self) -> int:
+        return self.engine.waiting
+
+    @property
+    def oldest_wait(self) -> float | None:
+        return self.engine.oldest_wait
+
+    def waits_of(self, client: Connection) -> Sequence[Pending]:
+        return self.engine.waits_of(client, KEYS_NAMED)
+
+    def waits_behind(self, session: Session) -> Sequence[Pending]:
+        waits_of, tickets = self.engine.waits_of, islice(session.notes.values(), _WAITS_TOLD)
+        return [each for ticket in tickets for each in waits_of(ticket, KEYS_NAMED)]
+
+    def frame(self, snapshot: bytes) -> bytes:
+        """A snapshot as a reply: made once for all clients that share it."""
+        if self._framed[0] is not snapshot:
+            self._framed = snapshot, blob(snapshot)
+        return self._framed[1]
+
+    def describe(self, question: Question) -> Fields:
+        return self._contents.describe(question)
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        self.engine.check_invariants()

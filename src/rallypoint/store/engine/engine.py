@@ -1,0 +1,354 @@
+"""The store's operations, over the keyspace, the waits and the barriers.
+
+Operations that can end the waiting of members return those members, in the order in which they began to
+wait: the caller sends each one its STOP_WAITING. An operation either is carried out whole or raises
+ProtocolError and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, Generic, TypeVar
+
+from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.store.engine.barriers import Barriers
+from rallypoint.store.engine.budget import Budget
+from rallypoint.store.engine.calls import Calls
+from rallypoint.store.engine.keyspace import Keyspace, State, Value
+from rallypoint.store.engine.waiters import Waiters
+from rallypoint.store.wire.limits import Limits
+
+Member = TypeVar("Member")
+
+_BARRIERS_AT_ONCE = 1_024
+"""A client waits at one. To leave very many would hold up others."""
+_DIGITS: Final = 18
+"""A number with so many is surely one of 64 bits."""
+
+
+class Engine(Generic[Member]):
+    """One store. Not safe for threads; the caller serialises."""
+
+    __slots__ = ("_awaited", "_away", "_barriers", "_calls", "_limits", "_space", "_waiters", "get")
+
+    get: Callable[[bytes], Value | None]
+    """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
+
+    def __init__(self, limits: Limits | None = None, budget: Budget | None = None) -> None:
+        self._limits = limits or Limits()
+        self._space = Keyspace(self._limits.stored_bytes, self._limits.stored_entries)
+        self._waiters: Waiters[Member] = Waiters(budget)
+        self._awaited = self._waiters.awaited  # a key is looked up there with each write
+        self._barriers: Barriers[Member] = Barriers(budget)
+        self._calls: Calls[Member] = Calls()
+        self._away: set[Member] = set()
+        self.get = self._space.values.get
+
+    # Values
+
+    def set(self, key: bytes, value: bytes) -> Sequence[Member]:
+        self._space.put(key, value)
+        return self._waiters.arrive(key) if key in self._awaited else ()
+
+    def multi_set(self, keys_and_values: Sequence[bytes]) -> Sequence[Member]:
+        """Set keys to values, which alternate in the argument, all at one moment."""
+        return self.set_all(dict(zip(keys_and_values[::2], keys_and_values[1::2], strict=True)))
+
+    def set_all(self, new: Mapping[bytes, bytes]) -> Sequence[Member]:
+        """Set keys to values, all at one moment."""
+        self._space.put_all(new)
+        arrive, awaited = self._waiters.arrive, self._awaited
+        return [member for key in new if key in awaited for member in arrive(key)] if awaited else ()
+
+    def has_all(self, keys: Sequence[bytes]) -> bool:
+        """Whether none of `keys` is missing."""
+        if len(keys) == 1 and keys[0] in self._space.values:
+            return True
+        wanted = set(keys)
+        return wanted <= self._space.values.keys() or not self.missing(wanted)
+
+    def append(self, key: bytes, value: bytes) -> Sequence[Member]:
+        self._space.append(key, value)
+        return self._waiters.arrive(key) if key in self._awaited else ()
+
+    def add(self, key: bytes, amount: int) -> tuple[int, Sequence[Member]]:
+        """Add to a number, and return the sum with the members that woke."""
+        total = self._space.add(key, amount)
+        return total, self._waiters.arrive(key) if key in self._awaited else ()
+
+    def add_times(self, key: bytes, amount: int, times: int) -> int | None:
+        """Add so many times, and return the last sum; None if one might fail, or would wake somebody.
+
+        It only counts up, from a number that is far from the limit: the last sum is then the longest one, and
+        if it can be stored, so can those before it.
+        """
+        old = self._space.values.get(key)
+        if amount < 0 or key in self._awaited:
+            return None
+        if old is not None and (len(old) > _DIGITS or not old.isdigit()):
+            return None
+        try:
+            return self._space.add(key, amount * times)
+        except (LimitError, ProtocolError):
+            return None
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[Value, Sequence[Member]]:
+        """Set if the value is the expected one, and return the value after that.
+
+        A missing key takes `desired` if `expected` is empty; else it stays away and `expected` comes back.
+        """
+        current = self._space.values.get(key)
+        if current is None and expected:
+            return expected, ()
+        if current is not None and current != expected:
+            return current, ()
+        return desired, self.set(key, desired)
+
+    def delete(self, key: bytes) -> bool:
+        return self._space.delete(key)
+
+    def keys(self) -> Iterable[bytes]:
+        """The keys that have a value; not the queues."""
+        return self._space.values.keys()
+
+    def num_keys(self) -> int:
+        return len(self._space.values)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all keys and values, queues included."""
+        return self._space.stored_bytes
+
+    # Queues
+
+    def push(self, key: bytes, value: bytes) -> Sequence[Member]:
+        """Append to a queue; wakes one member, as there is one more value to pop."""
+        self._space.push(key, value)
+        return self._call_one(key)
+
+    def pop(self, member: Member, key: bytes) -> tuple[int, bytes | None]:
+        """Take the first value of a queue; return the length before, and the value if there was one."""
+        self._calls.answer(member, key)
+        length = self._space.queue_length(key)
+        return length, self._space.pop(key)
+
+    def queue_length(self, key: bytes) -> int:
+        return self._space.queue_length(key)
+
+    # Waiting
+
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of `keys` that are not there, each once; a queue that holds something is there."""
+        values, queues = self._space.values, self._space.queues
+        return [key for key in dict.fromkeys(keys) if key not in values and key not in queues]
+
+    def wait(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
+        """Let `member` wait until all keys are there; True if they are, and it need not."""
+        if len(keys) == 1:
+            missing = [] if keys[0] in self._space.values or keys[0] in self._space.queues else [keys[0]]
+        else:
+            missing = self.missing(keys)
+        if not missing:
+            return True
+        self._check_waits(member, len(missing))
+        self._waiters.add(member, missing, now)
+        return False
+
+    def wait_in_slices(
+        self, member: Member, slices: Iterable[Sequence[bytes]], now: float
+    ) -> Generator[None, None, bool]:
+        """As `wait`, for very many keys: others may go on behind each slice of them.
+
+        If it raises ProtocolError, `member` is to be withdrawn.
+        """
+        wait = self._waiters.begin(member, now)
+        for keys in slices:
+            missing = self.missing(keys)
+            self._check_waits(member, len(missing))
+            self._waiters.extend(wait, missing)
+            yield
+        return self._waiters.settle(wait)
+
+    def waits_held_by(self, member: Member) -> int:
+        """Bytes that the waits of `member` take, those at barriers included."""
+        return self._waiters.held_by(member) + self._barriers.held_by(member)
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether `sweep` has something to do."""
+        return self._waiters.is_untidy
+
+    def sweep(self) -> bool:
+        """Go on tidying up behind members that waited for very many keys; return whether there is more."""
+        return self._waiters.sweep()
+
+    def wait_in_turn(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
+        """As `wait`, for a member that was passed over: values for which others were called are not there.
+
+        True if it need not wait; it then is called to those queues, if there are any among the keys.
+        """
+        values = self._space.values
+        missing = [key for key in dict.fromkeys(keys) if key not in values and not self._has_uncalled(key)]
+        if missing:
+            self._check_waits(member, len(missing))
+            self._waiters.add(member, missing, now)
+            return False
+        for key in dict.fromkeys(keys):
+            if key not in values:
+                self._calls.add(member, key)
+        return True
+
+    def barrier(
+        self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
+    ) -> Sequence[Member]:
+        """Let `member` wait at a barrier and count `weight` times; return the members that are released.
+
+        A member may wait for several: `count_at_barrier` says how many are left. If it is away, it counts
+        from `resume` on.
+        """
+        self._check_waits(member, 1)
+        if member in self._away:
+            self._barriers.arrive_away(member, key, size, weight, now)
+            return ()
+        return self._barriers.arrive(member, key, size, weight, now)
+
+    def leave_barrier(self, member: Member, count: int) -> int:
+        """Take back `count` of what `member` counts for at a barrier; return how many it did count for."""
+        return self._barriers.leave(member, count)
+
+    def count_at_barrier(self, member: Member) -> int:
+        """For how many `member` waits at a barrier, be it away or not."""
+        return self._barriers.count_at(member)
+
+    def suspend(self, member: Member) -> None:
+        """`member` is away for a while: it does not count at barriers, and is not called to queues.
+
+        Its waits go on, and to what it has been called it stays called.
+        """
+        self._away.add(member)
+        self._barriers.suspend(member)
+
+    def resume(self, member: Member) -> Sequence[Member]:
+        """`member` is back: it counts at its barriers, and is called to values that are there.
+
+        Returns the members that wake."""
+        self._away.discard(member)
+        woken = self._barriers.resume(member)
+        for key in self._waiters.awaited_by(member):
+            if self._has_uncalled(key):
+                woken += self._call_one(key)
+        return woken
+
+    def is_called(self, member: Member) -> bool:
+        """Whether `member` was woken by a push, and has not popped."""
+        return self._calls.includes(member)
+
+    def withdraw(self, member: Member) -> Sequence[Member]:
+        """End all that `member` waits for, because it cancels or leaves."""
+        self._away.discard(member)
+        self._waiters.cancel(member)
+        self._barriers.withdraw(member)
+        return self._pass_on_calls(member)
+
+    def awaited_by(self, member: Member) -> list[bytes]:
+        """The keys that `member` waits for and that are not there."""
+        return self._waiters.awaited_by(member)
+
+    def waits_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
+        """Of each wait of `member`: the first `most` keys that are not there, how many, and since when."""
+        return self._waiters.pending_of(member, most)
+
+    def barriers_of(self, member: Member) -> dict[tuple[bytes, int], float]:
+        """The keys and sizes of the barriers at which `member` waits, and since when."""
+        return self._barriers.by_member.get(member, {})
+
+    def barriers(self) -> list[tuple[bytes, int, int, list[Member]]]:
+        """Every barrier: its key, its size, how many have arrived, and the members."""
+        return self._barriers.all()
+
+    @property
+    def waiting(self) -> int:
+        """How many members wait: for keys, or at barriers. A member that does both counts twice."""
+        return len(self._waiters.by_member) + len(self._barriers.by_member)
+
+    @property
+    def oldest_wait(self) -> float | None:
+        """Since when some member has waited, for keys or at a barrier."""
+        began = self._waiters.first_since
+        began += [time for times in islice(self._barriers.by_member.values(), 1) for time in times.values()]
+        return min(began, default=None)
+
+    def queues(self) -> list[tuple[bytes, int]]:
+        """The queues that hold something, and how many values."""
+        return [(key, len(queue)) for key, queue in self._space.queues.items()]
+
+    def queued(self, key: bytes) -> Iterable[bytes]:
+        """The values of a queue."""
+        return self._space.queues.get(key, ())
+
+    def arrived(self, key: bytes) -> dict[int, list[Member]]:
+        """Who waits at the barriers of `key`: the members for each size that was named."""
+        return self._barriers.arrived(key)
+
+    def _pass_on_calls(self, member: Member) -> Sequence[Member]:
+        """Whom a push called is gone. Is there still a value that nobody else was called for?"""
+        woken: list[Member] = []
+        for key in self._calls.forget(member):
+            if self._has_uncalled(key):
+                woken += self._call_one(key)
+        return woken
+
+    def _has_uncalled(self, key: bytes) -> bool:
+        return self._space.queue_length(key) > self._calls.count(key)
+
+    def _call_one(self, key: bytes) -> Sequence[Member]:
+        if key not in self._awaited:
+            return ()
+        woken = self._waiters.arrive_for_one(key, self._away)
+        for member in woken:
+            self._calls.add(member, key)
+        return woken
+
+    def _check_waits(self, member: Member, more: int) -> None:
+        if more == 1 and member not in self._waiters.by_member and member not in self._barriers.by_member:
+            return  # as nearly always: no limit is less than one
+        barriers = self._barriers.count_of(member)
+        if barriers >= _BARRIERS_AT_ONCE:
+            raise LimitError(f"waits at {barriers:,} barriers at a time, which is the limit")
+        limit = self._limits.keys_per_request
+        count = self._waiters.count_of(member) + barriers + more
+        if count > limit:
+            raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
+
+    def values_state(self) -> State:
+        """What is stored, as plain data. `take_values` stores it again in another engine, which was empty."""
+        return self._space.state()
+
+    def take_values(self, state: State) -> None:
+        self._space.take_state(state)
+
+    def state(self, name_of: Callable[[Member], State]) -> State:
+        """Who waits for what, as plain data; `name_of` gives that for a member.
+
+        To be asked when nothing is untidy. `take_state` has it again in another engine, which was empty.
+        """
+        away = sorted(name_of(member) for member in self._away)
+        parts = (self._waiters, self._barriers, self._calls)
+        return [away, *[part.state(name_of) for part in parts]]
+
+    def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
+        away, waits, barriers, calls = state
+        self._away.update(map(member_of, away))
+        self._waiters.take_state(waits, member_of)
+        self._barriers.take_state(barriers, member_of)
+        self._calls.take_state(calls, member_of)
+
+    def check_invariants(self) -> None:
+        """Assert that all parts agree; for tests, as it looks at everything."""
+        self._space.check_invariants()
+        self._waiters.check_invariants()
+        self._barriers.check_invariants()
+        self._calls.check_invariants()
+        for key in self._space.values:
+            assert key not in self._awaited, f"{key!r} is there, but is waited for"

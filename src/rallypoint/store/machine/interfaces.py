@@ -1,0 +1,111 @@
+"""The network interfaces of this machine, and which of them gloo and NCCL would take by themselves."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rallypoint.store.machine.addresses import is_loopback
+
+GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
+NCCL_INTERFACE: Final = "NCCL_SOCKET_IFNAME"
+
+_VIRTUAL: Final = (
+    *("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman", "lxcbr", "lxdbr", "kube-"),
+    *("dummy", "tun", "tap", "wg", "tailscale", "zt", "utun", "vEthernet", "ifb", "awdl", "llw"),
+)
+"""How the names of interfaces begin that most likely lead to containers of this machine."""
+_LINK_LOCAL: Final = ("fe80", "169.254.")
+_NOT_NCCLS: Final = ("lo", "docker")
+"""How the names of interfaces begin that NCCL takes only if there is no other."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface. It may have no address."""
+
+    name: str
+    is_up: bool
+    addresses: tuple[str, ...]
+    """IPv4 first; without link-local ones, which lead nowhere else."""
+
+    @property
+    def is_virtual(self) -> bool:
+        return self.name.startswith(_VIRTUAL)
+
+    @property
+    def leads_out(self) -> bool:
+        """Whether other machines may be reached through it."""
+        real = not self.is_virtual and not any(map(is_loopback, self.addresses))
+        return self.is_up and bool(self.addresses) and real
+
+
+def interfaces() -> list[Interface]:
+    """All interfaces, as the system lists them. OSError if it does not let us look."""
+    import psutil  # late: few commands need it
+
+    try:
+        states, found = psutil.net_if_stats(), psutil.net_if_addrs()
+    except (psutil.Error, RuntimeError) as error:
+        raise OSError(str(error)) from error
+    return [
+        Interface(name, states[name].isup if name in states else False, _addresses(entries))
+        for name, entries in found.items()
+    ]
+
+
+def _addresses(entries: Sequence[object]) -> tuple[str, ...]:
+    found = [
+        str(getattr(entry, "address", ""))
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for entry in entries
+        if getattr(entry, "family", None) == family
+    ]
+    return tuple(address for address in found if not address.lower().startswith(_LINK_LOCAL))
+
+
+def address_of_gloo() -> str:
+    """The address at which gloo listens if it is not told an interface: that of the host name.
+
+    If the name does not resolve to an address of this machine, gloo takes loopback.
+    """
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        found = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return str(address[0])
+    return "127.0.0.1"
+
+
+def interfaces_to_name(
+    address: str, gloo: str, found: Sequence[Interface], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that gloo and NCCL need, if other machines reach this one at `address`; mostly none.
+
+    `gloo` is where gloo would listen by itself. NCCL is told an interface only where it would take a bridge
+    to containers or virtual machines: of several real ones, its own choice may be the faster one.
+    """
+    ours = next((each for each in found if address in each.addresses), None)
+    if ours is None or is_loopback(address):
+        return {}
+    needed = {}
+    if gloo not in ours.addresses:
+        needed[GLOO_INTERFACE] = ours.name
+    if _choice_of_nccl(found).is_virtual and not ours.is_virtual:
+        needed[NCCL_INTERFACE] = f"={ours.name}"
+    return {name: value for name, value in needed.items() if not environ.get(name)}
+
+
+def _choice_of_nccl(found: Sequence[Interface]) -> Interface:
+    """The first that is up and has an address: of InfiniBand, if there is one; not of Docker, and not
+    loopback, if there is another."""
+    usable = [each for each in found if each.is_up and each.addresses]
+    return min(usable, key=lambda each: (not each.name.startswith("ib"), each.name.startswith(_NOT_NCCLS)))

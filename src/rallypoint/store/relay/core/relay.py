@@ -1,0 +1,160 @@
+"""The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
+
+The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
+the driver: it shakes hands, sends what `connect` gives, passes what it reads to `receive_upstream`, sends
+what that and `flush` return, and says when the connection is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rallypoint.store.core.about import About
+from rallypoint.store.core.context import Context
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.relay.core.children import RelayCarrier
+from rallypoint.store.relay.core.ranks import Rank
+from rallypoint.store.relay.core.requests import Requests
+from rallypoint.store.relay.core.upstream import Upstream
+from rallypoint.store.rollcall.question import KEYS_NAMED, Question
+from rallypoint.store.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS, Deliver, carried
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.parser import Forms
+
+if TYPE_CHECKING:
+    from rallypoint.store.rollcall import snapshot as told
+
+
+class RelayCore(Front[Rank]):
+    """One relay. Not safe for threads."""
+
+    kind = "relay"
+
+    __slots__ = ("_is_telling", "forms", "requests", "tell_upstream", "upstream")
+
+    def __init__(
+        self,
+        token: bytes,
+        limits: Limits | None = None,
+        turn: Turn | None = None,
+        about: About | None = None,
+    ) -> None:
+        """`token`: a secret that is never used again. It names the session upstream."""
+        context = Context(limits, turn, about)
+        self.requests = Requests(context)
+        super().__init__(context, RelayCarrier(self.requests, context.turn))
+        own: dict[Op, Deliver[Rank]] = {**SESSIONS, **ENTERS, **LOOKS, **TELLS}
+        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **own})
+        self.tell_upstream: Callable[[], told.Upstream | None] = lambda: None
+        """For snapshots; the driver knows it."""
+        self._open_session(token)
+
+    def _open_session(self, token: bytes) -> None:
+        self.upstream = Upstream(self.requests.combiner, token, self.limits, self._tell)
+        self._is_telling = False
+
+    # Clients
+
+    def _make(self, peer: str) -> Rank:
+        return Rank(self, self.requests, self.forms, peer)
+
+    def _leave(self, client: Rank) -> None:
+        super()._leave(client)
+        self.requests.leave(client.leave())
+
+    def close(self, client: Rank) -> None:
+        super().close(client)
+        client.forget_replies()
+
+    # What it knows
+
+    def counts(self) -> dict[Op, int]:
+        counts = self.forms.counts(self.clients.operations)
+        for op, count in super().counts().items():
+            counts[op] = counts.get(op, 0) + count
+        return counts
+
+    @property
+    def waiting(self) -> int:
+        return sum(rank.is_waiting for rank in self.clients)
+
+    def waits_of(self, rank: Rank) -> Sequence[Pending]:
+        return rank.pending(KEYS_NAMED)
+
+    def sum_up(self) -> told.Snapshot:
+        return replace(super().sum_up(), upstream=self.tell_upstream())
+
+    def describe(self, _: Question) -> Fields:
+        """The barriers at which its clients wait; others may be there through other relays."""
+        members: dict[tuple[bytes, int], list[tuple[int, float]]] = {}
+        now = self.turn.now
+        for rank in list(self.clients):
+            for name, since in rank.barriers():
+                members.setdefault(name, []).append((rank.id, now - since))
+            yield None
+        rows = [barrier_row(*name, len(found), found) for name, found in members.items()]
+        yield "barriers", as_list(rows)
+
+    def _tell(self) -> None:
+        """The other side wants to know what this relay knows; once is enough."""
+        if not self._is_telling:
+            self._is_telling = True
+            self.looks.start(Question(), partial(self._send_report, self.upstream))
+
+    def _send_report(self, upstream: Upstream, snapshot: bytes) -> None:
+        """Send a snapshot to the session that asked for it, unless that is lost."""
+        if upstream is self.upstream:
+            self._is_telling = False
+            self.requests.combiner.tell(snapshot)
+            self.requests.be_due()
+
+    # Upstream
+
+    def connect(self) -> bytes:
+        """There is a connection upstream, which has answered: what to send on it."""
+        return self.upstream.connected()
+
+    def receive_upstream(self, data: bytes) -> bytes:
+        """Take what came from upstream; return what to send there.
+
+        ProtocolError: the connection is to be closed. SessionLostError: and `reset` is due.
+        """
+        return self._sent(self.upstream.receive(data))
+
+    def flush(self) -> bytes:
+        """What can be sent upstream now."""
+        return self._sent(self.upstream.flush())
+
+    def _sent(self, data: bytes) -> bytes:
+        """This is sent upstream; what is left is for another turn."""
+        self.requests.be_sent()
+        if self.upstream.has_batch:
+            self.requests.be_due()
+        return data
+
+    def lose_upstream(self) -> None:
+        """The connection upstream is gone."""
+        self.upstream.lost()
+
+    def reset(self, token: bytes) -> None:
+        """The session upstream is lost: begin a new one. All clients have been closed before."""
+        assert not len(self.clients)
+        for session in list(self.sessions):
+            self.sessions.end(session)
+        while self.go_on():  # what they still wait for is known to the combiner that is about to go
+            pass
+        self.requests.renew()
+        self._open_session(token)
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        self.upstream.check_invariants()
+        for rank in self.clients:
+            rank.check_invariants()
+        assert self.requests.replies_due == sum(rank.replies_due for rank in self.clients)

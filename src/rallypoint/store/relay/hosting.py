@@ -1,0 +1,66 @@
+"""Relays, and store servers with workers, in processes of their own: hosted as the store server is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process.binding import ANY_PORT, listen_within
+from rallypoint.store.server.process.hosting import (
+    STORE_SERVER,
+    WITH_PARENT,
+    HostedServer,
+    Lifespan,
+    PreparedServer,
+    host_on,
+)
+from rallypoint.store.server.process.processes import ServerKind
+
+RELAY = ServerKind("relay", "rallypoint.store.relay.child")
+STORE_WITH_WORKERS = ServerKind("store server", "rallypoint.store.relay.head")
+
+UPSTREAM_SECONDS = 30.0
+"""How long a relay may take to reach its upstream at its start."""
+
+
+def prepare_relay(host: str = "127.0.0.1", ports: range = ANY_PORT) -> PreparedServer:
+    """Start the process of a relay that is to listen there, for an order that comes later."""
+    return PreparedServer(listen_within(host, ports), RELAY)
+
+
+def host_relay(
+    places: Sequence[tuple[str, int]],
+    *,
+    store: str = "",
+    host: str = "127.0.0.1",
+    ports: range = ANY_PORT,
+    backend: Choice = Choice.AUTO,
+    lifespan: Lifespan = WITH_PARENT,
+    seconds: float = UPSTREAM_SECONDS,
+    prepared: PreparedServer | None = None,
+    quiet: bool = False,
+) -> HostedServer:
+    """Start a relay on this machine, at one of these ports, for the store or relay at one of the places.
+
+    `store` names one of several stores that are there. The relay listens where `host` says, or where the
+    process does that is `prepared`. `quiet`: it does not log that the store was away for a while, as another
+    relay of this machine does. Raises BindError, or ServerStartError, also if the upstream is not
+    reached in time.
+    """
+    order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds, "quiet": quiet}
+    process = prepared or prepare_relay(host, ports)
+    return process.serve(order, backend=backend, lifespan=lifespan)
+
+
+def host_store(
+    host: str,
+    ports: range,
+    *,
+    backend: Choice = Choice.AUTO,
+    lifespan: Lifespan = WITH_PARENT,
+    workers: int = 0,
+) -> HostedServer:
+    """Start a store server at one of these ports; if it is to have workers, with these."""
+    listeners = listen_within(host, ports, max(workers, 1))
+    kind = STORE_WITH_WORKERS if workers else STORE_SERVER
+    return host_on(listeners, kind, {"workers": workers}, backend=backend, lifespan=lifespan)

@@ -1,0 +1,460 @@
+"""The process that leads: its clients' requests become records, and the records become replies. Pure.
+
+The clients' side is a `Front`, which a pump serves as it serves a store's. A request is not carried out when
+it comes: it stands in the next record. When the engine has acknowledged that, the replica applies it, and
+only then is there a reply. While a record is on its way, requests gather for the next one.
+
+The driver
+
+- calls `begin`, and then, whenever the outbox says FLUSH, `next_record`; it has the engine append the parts,
+  and calls `committed`;
+- says when the engine has confirmed that this process leads (`confirm`): until then, and when that is long
+  ago, nothing is answered without a record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from rallypoint.errors import LimitError
+from rallypoint.store.core.about import About
+from rallypoint.store.core.clients import Client
+from rallypoint.store.core.context import Context
+from rallypoint.store.core.durations import Durations
+from rallypoint.store.core.front import Front
+from rallypoint.store.core.looks import Deliver, Looks, LookStep
+from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.store import Connection, Core
+from rallypoint.store.core.turn import Turn
+from rallypoint.store.replica.core.callers import Caller
+from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
+from rallypoint.store.replica.core.replica import Output, Replica, rules_of
+from rallypoint.store.rollcall.judgement import trouble_with_engine
+from rallypoint.store.rollcall.question import Question
+from rallypoint.store.wire.encoding import VALIDATE
+from rallypoint.store.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS, carried
+from rallypoint.store.wire.handlers import Deliver as Deliverer
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.parser import Forms
+from rallypoint.store.wire.sessions import Note
+from rallypoint.store.wire.whole import Scanner
+
+if TYPE_CHECKING:
+    from rallypoint.store.rollcall.snapshot import Replication, Snapshot
+
+LEASE_SECONDS: Final = 1.0
+"""For how long a process that was confirmed as the leader answers reads by itself. Nobody else leads in that
+time: others wait for longer before they do."""
+
+_LOGGED: Final = frozenset((*SERVED, *SESSIONS)) - {Op.BEAT}
+_ENTRY_BYTES: Final = 64
+"""What an entry takes besides its data, about."""
+_ASK_SECONDS: Final = 0.5
+_IDLE_SECONDS: Final = 60.0
+"""For how long a named store is kept that nobody uses."""
+
+
+class LeaderCore(Front[Caller]):
+    """One leader, for one term. Not safe for threads."""
+
+    __slots__ = (
+        *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
+        *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
+        *("_time_ahead", "_waiting_bytes", "forms", "replica", "scanner", "tell_replication"),
+    )
+
+    def __init__(
+        self,
+        replica: Replica,
+        clock: Callable[[], float],
+        limits: Limits | None = None,
+        turn: Turn | None = None,
+        about: About | None = None,
+    ) -> None:
+        """`clock`: the monotonic clock of `turn`, but not only once in a turn: see `may_read`."""
+        context = Context(limits, turn, about)
+        super().__init__(context, _NoSessions())
+        self.replica = replica
+        own: dict[Op, Deliverer[Caller]] = {**ENTERS, **LOOKS, **TELLS, Op.BEAT: SESSIONS[Op.BEAT]}
+        self.forms: Forms[Caller] = Forms(self.limits, {**carried(_LOGGED), **own})
+        self.scanner = Scanner(self.limits, _LOGGED)
+        self.looks = self._all_looks = LeaderLooks(self)
+        self.tell_replication: Callable[[], Replication | None] = lambda: None
+        """For snapshots; the driver knows it."""
+        self._clock = clock
+        # Time goes on where the leader before has left it, and stands still while nobody confirms that this
+        # process leads: relays could not take their sessions up, so none is given up for that.
+        self._time_ahead = replica.turn.now - clock()
+        self._counts_until = clock()
+        self._confirmed = float("-inf")
+        self._known: dict[int, Caller] = {}  # those that the log knows of
+        self._ended: set[Caller] = set()  # those that wait for their last replies
+        self._entries: deque[Entry] = deque()  # of the next records
+        self._waiting_bytes = 0
+        self._is_full = False
+        self._in_flight: list[Entry] = []  # of the record that is on its way
+        self._parts: Sequence[bytes] = ()
+        self._sending_bytes = 0  # because of the last record
+        self._readers: dict[str, _Reader] = {}
+        self._nothing = Core(self.limits, replica.turn, has_names=True)
+        self._idle: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+
+    def _make(self, peer: str) -> Caller:
+        return Caller(self, peer)
+
+    # Records
+
+    def begin(self, term: int) -> None:
+        """Lead. The first record says so; it closes all connections that the leader before had."""
+        self._log(Entry(Kind.TERM, term, rules_of(self.limits)))
+
+    def log_requests(self, caller: Caller, data: bytes) -> None:
+        """Have some whole requests carried out, in their turn."""
+        if not caller.is_known:
+            caller.is_known = True
+            self._idle.pop(caller.name, None)
+            self._known[caller.id] = caller
+            place = f"{caller.name}\0{caller.peer}".encode(errors="surrogateescape")
+            self._log(Entry(Kind.OPEN, caller.id, place))
+        caller.pending += 1
+        self._log(Entry(Kind.REQUESTS, caller.id, data))
+
+    def _log(self, entry: Entry) -> None:
+        if not self._entries and not self._in_flight:
+            self.outbox.others.append(Work.FLUSH)
+        self._entries.append(entry)
+        self._waiting_bytes += _size(entry)
+        if self._waiting_bytes > self.limits.relayed_bytes and not self._is_full:
+            self._is_full = True
+            self.outbox.others.append(Work.HOLD)
+
+    def next_record(self, most: int) -> Sequence[bytes]:
+        """The next record, in parts of at most so many bytes. None, if there is nothing to say, or the last
+        record is still on its way."""
+        if self._in_flight or not self._entries:
+            return ()
+        self._in_flight = self._take_entries(most)
+        if self._is_full and self._waiting_bytes <= self.limits.relayed_bytes // 2:
+            self._is_full = False
+            self.outbox.others.append(Work.READ_ON)
+        self._parts = link(
+            in_parts(pack_record(self.time, self._in_flight), most - LINK_BYTES), self.replica.last
+        )
+        return self._parts
+
+    def _take_entries(self, most: int) -> list[Entry]:
+        """Entries of so many bytes at most; but at least one."""
+        if self._waiting_bytes <= most:
+            taken = list(self._entries)
+            self._entries.clear()
+            self._waiting_bytes = 0
+            return taken
+        taken, size = [], 0
+        while self._entries and (not taken or size + _size(self._entries[0]) <= most):
+            taken.append(self._entries.popleft())
+            size += _size(taken[-1])
+        self._waiting_bytes -= size
+        return taken
+
+    def committed(self) -> None:
+        """The engine has acknowledged the record: now, and not before, it is carried out."""
+        entries, self._in_flight = self._in_flight, []
+        if self._entries:
+            self.outbox.others.append(Work.FLUSH)
+        known = self._known
+        for kind, client, _ in entries:
+            if kind is Kind.REQUESTS and client in known:
+                known[client].pending -= 1
+        self._sending_bytes = 0
+        for part in self._parts:
+            self.replica.take(part, self._send)
+        self.check_held()
+        for caller in [each for each in self._ended if not each.pending]:
+            self._ended.remove(caller)
+            self.outbox.woken.append(caller)  # nothing more will come for it, and it may be closed
+
+    def _send(self, output: Output) -> None:
+        number, data, error = output
+        caller = self._known.get(number)
+        if caller is None:
+            return
+        if data:
+            self._sending_bytes += len(data)
+            if self._sending_bytes > self.limits.held_bytes:  # a short record may ask for a lot
+                why = "its record asked for more than the limit held_bytes"
+                self.outbox.others.append(Close(caller, LimitError(why), at_once=True))
+            else:
+                caller.take(data)
+        if error is not None:
+            caller.has_left = True  # the replica has closed it already
+            self.outbox.others.append(Close(caller, error))
+
+    @property
+    def time(self) -> float:
+        """The time, as the log has it."""
+        return min(self._clock(), self._counts_until) + self._time_ahead
+
+    # Clients
+
+    def _leave(self, caller: Caller) -> None:
+        if caller.is_known and not caller.has_left:
+            caller.has_left = True
+            self._log(Entry(Kind.CLOSE, caller.id))
+
+    def end(self, client: Caller) -> None:
+        super().end(client)
+        self._ended.add(client)
+
+    def close(self, client: Caller) -> None:
+        super().close(client)
+        found = self.replica.client(client.id)
+        if found is not None:  # for the sums of its store
+            found[1].received, found[1].sent = client.received, client.sent
+        self._known.pop(client.id, None)
+        self._ended.discard(client)
+
+    def overdue(self) -> list[tuple[Caller, str]]:
+        if self.replica.awaits_sessions and self.may_read("", ()):
+            self._log(Entry(Kind.EXPIRE))
+        self._drop_idle()
+        return super().overdue()
+
+    def _drop_idle(self) -> None:
+        """Drop the stores with a name that nobody has used for a while, such as those of earlier rounds."""
+        now = self.turn.now
+        used = {caller.name for caller in self.clients}
+        for name, core in self.replica.stores.items():
+            if not name or core.has_clients or name in used:
+                self._idle.pop(name, None)
+            elif now - self._idle.setdefault(name, now) >= _IDLE_SECONDS:
+                for kept in (self._idle, self._readers, self._asked):
+                    kept.pop(name, None)
+                self._log(Entry(Kind.DROP, 0, name.encode(errors="surrogateescape")))
+
+    @property
+    def held(self) -> int:
+        return super().held + sum(core.held for core in self.replica.stores.values())
+
+    def _holders(self) -> Iterator[tuple[int, Any]]:
+        yield from ((self._weight_of(each), each) for each in self.clients)
+        for name, core in self.replica.stores.items():
+            yield from ((core.held_behind(each), (name, each)) for each in core.sessions)
+
+    def _end_holder(self, holder: Any, error: LimitError) -> None:
+        if isinstance(holder, Caller):
+            super()._end_holder(holder, error)
+            return
+        name, session = holder
+        self.note_error(session.peer, error.message)
+        self._log(Entry(Kind.END_SESSION, 0, name.encode(errors="surrogateescape") + b"\0" + session.token))
+
+    def _weight_of(self, caller: Caller) -> int:
+        found = self.replica.client(caller.id)
+        return caller.held + (found[0].held_by(found[1]) if found is not None else 0)
+
+    # Reads
+
+    def confirm(self, since: float) -> None:
+        """The engine has confirmed that this process leads, when it was asked at this moment, or later."""
+        self._confirmed = since
+        self._time_ahead -= max(self._clock() - self._counts_until, 0.0)
+        self._counts_until = max(since + LEASE_SECONDS, self._clock())
+
+    def may_read(self, name: str, awaited: Sequence[bytes]) -> bool:
+        """Whether what the replica holds is the truth, and all of these keys are there.
+
+        The time is that of right now, and not of the turn: a process that was stopped in the midst of a turn
+        may have lost its lead since, and read a request that came later.
+        """
+        if self._clock() >= self._confirmed + LEASE_SECONDS:
+            return False
+        if not awaited:
+            return True
+        store = self.replica.stores.get(name)
+        return store is not None and not store.engine.missing(awaited)
+
+    def read(self, name: str, data: bytes) -> bytes:
+        """The replies to requests that only read."""
+        core = self.replica.stores.get(name, self._nothing)
+        reader = self._readers.pop(name, None)
+        if reader is None or not reader.reads(core):
+            reader = _Reader(core)
+        try:
+            replies = [reader.receive(data)]
+            size = len(replies[0])
+            while reader.has_rest:
+                replies.append(reader.receive(b""))
+                size += len(replies[-1])
+                core.check_reply(size)
+        finally:
+            core.outbox.others.clear()  # it has said that there is a rest
+        if core is not self._nothing:  # one that failed is not asked again: it may hold another's rest
+            self._readers[name] = reader
+        return replies[0] if len(replies) == 1 else b"".join(replies)
+
+    # What it knows
+
+    @property
+    def waiting(self) -> int:
+        return sum(core.waiting for core in self.replica.stores.values())
+
+    @property
+    def oldest_wait(self) -> float | None:
+        waits = [core.oldest_wait for core in self.replica.stores.values()]
+        return min((each - self._time_ahead for each in waits if each is not None), default=None)
+
+    def counts(self) -> dict[Op, int]:
+        counts: dict[Op, int] = {}
+        for core in self.replica.stores.values():
+            for op, count in core.counts().items():
+                counts[op] = counts.get(op, 0) + count
+        return counts
+
+    def end_second(self, turns: Durations | None = None) -> None:
+        super().end_second(turns)
+        for core in self.replica.stores.values():
+            clients, waiting = len(core.clients), core.waiting
+            core.traffic.end_second(
+                core.turn, turns or Durations(), core.counts(), clients=clients, waiting=waiting
+            )
+            core.progress.look(self.time, core.clients.arrivals, core.counts(), core.oldest_wait, waiting)
+            core.forget_writers()
+
+    def ask_in(self, name: str) -> bool:
+        """Have the relays of a store tell of themselves, soon; once is enough for all of them.
+
+        False if that cannot be written down now.
+        """
+        if not self.may_read(name, ()):
+            return False
+        if self._asked.get(name, float("-inf")) + _ASK_SECONDS <= self._clock():
+            self._asked[name] = self._clock()
+            self._log(Entry(Kind.TELL, 0, name.encode(errors="surrogateescape")))
+        return True
+
+    def trouble(self) -> Note:
+        """What keeps it from going on: its engine is away, as far as it knows."""
+        kept = self.tell_replication()
+        return Note(*trouble_with_engine(kept)) if kept is not None and kept.away_seconds >= 0 else Note()
+
+    def caller_of(self, client: Client) -> Caller | None:
+        number = self.replica.number_of(client)
+        return self._known.get(number) if number is not None else None
+
+    def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
+        """Make a snapshot of a store."""
+        self._all_looks.start(question, deliver, name)
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        self.replica.check_invariants()
+        assert self._waiting_bytes == sum(map(_size, self._entries))
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.data) + _ENTRY_BYTES
+
+
+class _Reader(Connection):
+    """Answers what only reads, for all clients of a store. The store does not know of it."""
+
+    __slots__ = ()
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, "")
+        self.receive(VALIDATE)
+
+    def reads(self, core: Core) -> bool:
+        return self._core is core
+
+    def validate(self) -> None:
+        """It is no client that has come."""
+
+    def hold(self, _: int, __: bool) -> None:
+        """Nothing is held for it: it is read to the end at once."""
+
+
+class _NoSessions:
+    """The sessions of relays are the replica's; the leader has none of its own."""
+
+    def carry(self, _: Session, __: int, ___: Op, ____: list[bytes], _____: bytes) -> Rest | None:
+        raise AssertionError
+
+    def suspend(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+    resume = forget = suspend
+
+
+class LeaderLooks(Looks):
+    """The looks at the stores of one leader: each is a snapshot of what its replica holds."""
+
+    __slots__ = ("_by_name", "_leader")
+
+    def __init__(self, leader: LeaderCore) -> None:
+        self._leader = leader
+        self._by_name: dict[str, Looks] = {}
+
+    def start(self, question: Question, deliver: Deliver, name: str = "") -> None:
+        """As `Looks.start`, of the store of this name."""
+        looks = self._by_name.get(name)
+        if looks is None:
+            looks = self._by_name[name] = Looks(_Subject(self._leader, name))
+        looks.start(question, deliver)
+
+    def step(self) -> LookStep | Client:
+        """As `Looks.step`, of the first store at which somebody looks."""
+        for name, looks in list(self._by_name.items()):
+            step = looks.step()
+            if step is LookStep.DONE:
+                del self._by_name[name]
+            else:
+                return self._leader.caller_of(step) or LookStep.MORE if isinstance(step, Client) else step
+        return LookStep.DONE
+
+
+class _Subject:
+    """One store of the leader, to be looked at."""
+
+    is_finding = False
+
+    def __init__(self, leader: LeaderCore, name: str) -> None:
+        self._leader = leader
+        self._name = name
+        self._core = leader.replica.stores.get(name) or Core(leader.limits, leader.replica.turn)
+        self.outbox = leader.outbox
+        self.clients = self._core.clients
+        self.sessions = self._core.sessions
+        self.describe = self._core.describe
+        self.waits_of = self._core.waits_of
+        self.waits_behind = self._core.waits_behind
+
+    @property
+    def turn(self) -> Turn:
+        leader = self._leader
+        return Turn(leader.time, leader.turn.wall - leader.time)
+
+    def find_processes(self) -> None:
+        """Processes are not looked for: most clients come from other machines."""
+
+    def ask(self, _: Session) -> bool:
+        return self._leader.ask_in(self._name)
+
+    def sum_up(self) -> Snapshot:
+        leader, core = self._leader, self._core
+        leader.replica.turn.wall_ahead = leader.turn.wall - leader.time
+        for client in core.clients:
+            caller = leader.caller_of(client)
+            if caller is not None:
+                client.received, client.sent = caller.received, caller.sent
+        kept = leader.tell_replication()
+        if kept is not None and self._name and self._name not in leader.replica.stores:
+            kept = replace(kept, unknown_store=self._name)
+        return replace(core.sum_up(), replication=kept, **asdict(leader.about))

@@ -1,0 +1,156 @@
+"""The messages of etcd's API, version 3, that a log needs: requests as bytes, and answers from bytes.
+
+The numbers are those of the fields in etcd's `rpc.proto` and `kv.proto`. Whatever reads or writes keys is a
+transaction (`transaction`): comparisons, and what is done if all of them hold, or else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rallypoint.store.replica.engines.protobuf import decode, encode
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """A key, as a read finds it. Revisions count all changes of the cluster."""
+
+    key: bytes
+    value: bytes
+    changed: int
+    """The revision of its last change."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a transaction has done."""
+
+    succeeded: bool
+    """Whether all comparisons held."""
+    revision: int
+    found: Sequence[Sequence[KeyValue]]
+    """What each of its operations has read; nothing where it wrote."""
+    counts: Sequence[int]
+    """How many keys the range of each has, whatever its limit."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What one node of a cluster says about itself."""
+
+    version: str
+    size: int
+    """Bytes of its file, also those that are free in it."""
+    size_in_use: int
+    quota: int
+    """0: it does not say (before 3.6)."""
+    member: int
+    """Its own identity."""
+    leader: int
+    """Of the node that it takes for the leader; 0: it knows none."""
+    revision: int
+    errors: Sequence[str]
+    """Alarms are among them."""
+
+
+# Operations -------------------------------------------------------------------------------------------------
+
+
+def get(key: bytes, end: bytes = b"", *, limit: int = 0, keys_only: bool = False) -> bytes:
+    """Read a key, or those from it to before `end`, in their order. All reads are linearizable."""
+    return encode((1, _range(key, end) + encode((3, limit), (8, int(keys_only)))))
+
+
+def put(key: bytes, value: bytes, *, lease: int = 0) -> bytes:
+    return encode((2, encode((1, key), (2, value), (3, lease))))
+
+
+def delete(key: bytes, end: bytes = b"") -> bytes:
+    return encode((3, _range(key, end)))
+
+
+def _range(key: bytes, end: bytes) -> bytes:
+    """A range without an end is one key. One with an empty end, for etcd, is that key and all behind it."""
+    return encode((1, key), (2, end)) if end else encode((1, key))
+
+
+# Comparisons: result (0: equal, 1: greater), what is compared (0: version, 2: revision, 3: value), key -----
+
+
+def absent(key: bytes) -> bytes:
+    return encode((1, 0), (2, 0), (3, key), (4, 0))
+
+
+def present(key: bytes) -> bytes:
+    return encode((1, 1), (2, 0), (3, key), (4, 0))
+
+
+def changed_at(key: bytes, revision: int) -> bytes:
+    """Whether a key was last changed at this revision; 0: it is not there."""
+    return encode((1, 0), (2, 2), (3, key), (6, revision))
+
+
+def holds(key: bytes, value: bytes) -> bytes:
+    return encode((1, 0), (2, 3), (3, key), (7, value))
+
+
+# Requests and answers ---------------------------------------------------------------------------------------
+
+
+def transaction(if_: Sequence[bytes], then: Sequence[bytes], else_: Sequence[bytes] = ()) -> bytes:
+    return encode(*((1, each) for each in if_), *((2, each) for each in then), *((3, each) for each in else_))
+
+
+def read_outcome(data: bytes) -> Outcome:
+    answer = decode(data)
+    ranges = [operation.message(1) for operation in answer.messages(3)]
+    found = [
+        [KeyValue(each.data(1), each.data(5), each.integer(3)) for each in range_.messages(2)]
+        for range_ in ranges
+    ]
+    counts = [range_.integer(4) for range_ in ranges]
+    return Outcome(bool(answer.integer(2)), answer.message(1).integer(3), found, counts)
+
+
+def compaction(revision: int) -> bytes:
+    return encode((1, revision))
+
+
+def lease_grant(seconds: int) -> bytes:
+    return encode((1, seconds))
+
+
+def read_lease(data: bytes) -> int:
+    return decode(data).integer(2)
+
+
+def authentication(user: str, password: str) -> bytes:
+    return encode((1, user.encode()), (2, password.encode()))
+
+
+def read_token(data: bytes) -> str:
+    return decode(data).data(2).decode()
+
+
+def read_status(data: bytes) -> Status:
+    answer = decode(data)
+    return Status(
+        version=answer.data(2).decode(),
+        size=answer.integer(3),
+        size_in_use=answer.integer(9),
+        quota=answer.integer(12),
+        member=answer.message(1).integer(2),
+        leader=answer.integer(4),
+        revision=answer.message(1).integer(3),
+        errors=[each.decode() for each in answer.all_data(8)],
+    )
+
+
+def count_members(data: bytes) -> int:
+    return len(decode(data).messages(2))
+
+
+def range_at(key: bytes, revision: int) -> bytes:
+    """A read of a key as it was at a revision."""
+    return encode((1, key), (4, revision))

@@ -1,0 +1,232 @@
+"""All clients of a snapshot, wherever they are connected, and who each of them is as far as that is known.
+
+A server tells of its own clients and, in their parts, of those of its relays, whose relays tell of theirs.
+Who a client is comes from itself or its process (`Client.who`), else from the key that only this rank writes.
+A key that came by way of a relay tells that the rank is one of the clients there, but not which one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.snapshot import Client, Gone, Relay, Snapshot
+
+SILENT_SECONDS: Final = 10.0
+"""What a relay said of itself longer ago may be over."""
+
+_NO_RANKS: Final = (Role.TOOL, Role.AGENT)
+
+
+@dataclass(frozen=True)
+class KnownClient:
+    """One connection, and who is behind it."""
+
+    client: Client
+    who: Identity
+    barriers: tuple[tuple[str, float], ...] = ()
+    """Where it waits, and for how many seconds."""
+
+
+@dataclass
+class Node:
+    """A server or a relay that tells of its clients."""
+
+    told: Snapshot
+    relay: Relay | None = None
+    """How the one above knows it; None: it was asked itself."""
+    below: dict[int, Node] = field(default_factory=dict)
+    """Its relays that have told of themselves, by their ids."""
+    unknown: list[KnownClient] = field(default_factory=list)
+    """Clients that may be ranks, but which ones they do not say."""
+    settled: int = 0
+    """How many of the unknown clients, here and below, are ranks in `Crowd.behind`."""
+
+    @property
+    def host(self) -> str:
+        """The machine of those clients that do not name their own; nothing: not known."""
+        return self.told.host if self.told.kind == "relay" else ""
+
+    @property
+    def strangers(self) -> int:
+        """How many the unknown clients are: a process may have several connections."""
+        named = {(each.who.host, each.who.pid) for each in self.unknown if each.who.pid}
+        return len(named) + sum(not each.who.pid for each in self.unknown)
+
+    def with_all_below(self) -> Iterator[Node]:
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.below.values()
+
+
+@dataclass
+class Crowd:
+    """All clients that are here."""
+
+    nodes: list[Node]
+    """Those above before those below."""
+    by_rank: dict[int, list[KnownClient]] = field(default_factory=lambda: defaultdict(list))
+    behind: dict[int, str] = field(default_factory=dict)
+    """Ranks that are here, of which only the machine is known, if at all: a relay wrote their keys."""
+    left: set[int] = field(default_factory=set)
+    """Ranks that have written their keys, and whose clients cannot be found."""
+    gone: dict[int, Gone] = field(default_factory=dict)
+    """Ranks that were here, and are not any more: the last connection of each."""
+
+    @property
+    def relays(self) -> Iterator[Relay]:
+        return (relay for node in self.nodes for relay in node.told.relays)
+
+    @property
+    def witnesses(self) -> int:
+        """Connections that are of ranks or may be, and ranks that have gone."""
+        known = sum(map(len, self.by_rank.values()))
+        return known + sum(len(node.unknown) for node in self.nodes) + len(self.gone)
+
+    @property
+    def unknown(self) -> int:
+        """Clients that may be ranks, but nobody knows which."""
+        return sum(node.strangers - node.settled for node in self.nodes)
+
+
+def is_heard(relay: Relay) -> bool:
+    """Whether what a relay last told of itself is of now."""
+    return relay.present and relay.part is not None and relay.part_seconds <= SILENT_SECONDS
+
+
+def tellers(snapshot: Snapshot) -> Iterator[Client]:
+    """All clients that have told something of themselves, of relays of all levels and of workers as well.
+
+    Their `told_seconds` are until the snapshot was made. A client that has connected anew is there twice,
+    until its old connection is found broken.
+    """
+    waiting = [(snapshot, 0.0)]
+    while waiting:
+        part, seconds = waiting.pop()
+        yield from (aged(client, seconds) for client in part.clients if client.told)
+        waiting += [
+            (relay.part, seconds + relay.part_seconds) for relay in part.relays if relay.part is not None
+        ]
+
+
+def aged(client: Client, seconds: float) -> Client:
+    """A client of a part that is so many seconds old, as far as it has told something."""
+    return replace(client, told_seconds=client.told_seconds + seconds) if client.told else client
+
+
+def gather(snapshot: Snapshot) -> Crowd:
+    """Everybody whom a snapshot knows."""
+    crowd = Crowd(list(_tree(snapshot).with_all_below()))
+    for node in crowd.nodes:
+        _take_clients(crowd, node)
+    for node in reversed(crowd.nodes):  # from below: the nearest to a client knows most of it
+        _take_writers(crowd, node)
+    for node in crowd.nodes:
+        _take_gone(crowd, node)
+    return crowd
+
+
+def _tree(snapshot: Snapshot) -> Node:
+    top = Node(snapshot)
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        for relay in node.told.relays:
+            if relay.part is not None:
+                node.below[relay.id] = Node(relay.part, relay)
+        waiting += node.below.values()
+    return top
+
+
+def _take_clients(crowd: Crowd, node: Node) -> None:
+    barriers: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    for barrier in node.told.barriers:
+        for member, seconds in barrier.members:
+            barriers[member].append((barrier.key, seconds))
+    written: dict[int, list[int]] = defaultdict(list)
+    for rank, writer in node.told.group_writers:
+        written[writer].append(rank)
+    for client in node.told.clients:
+        if client.who.role in _NO_RANKS:
+            continue
+        who = client.who if client.who.host or not node.host else replace(client.who, host=node.host)
+        here = KnownClient(client, who, tuple(barriers.get(client.id, ())))
+        for rank in [who.rank] if who.rank >= 0 else written.get(client.id, ()):
+            crowd.by_rank[rank].append(here if who.rank >= 0 else _named(here, rank))
+        if who.rank < 0 and client.id not in written:
+            node.unknown.append(here)
+
+
+def _named(here: KnownClient, rank: int) -> KnownClient:
+    return replace(here, who=replace(here.who, rank=rank, source=Source.KEYS))
+
+
+def _take_writers(crowd: Crowd, node: Node) -> None:
+    """Ranks whose keys were written by a relay, or by a client that is not here any more."""
+    relays = {each.id for each in node.told.relays}
+    workers = {each.id for each in node.told.own_workers}
+    clients = {each.id for each in node.told.clients}
+    behind: dict[int, list[int]] = defaultdict(list)
+    for rank, writer in node.told.group_writers:
+        if rank in crowd.by_rank or rank in crowd.behind or writer in clients:
+            continue
+        if writer in relays or writer in workers:
+            behind[writer].append(rank)
+        else:
+            crowd.left.add(rank)
+    for writer, ranks in behind.items():
+        _take_behind(crowd, node if writer in workers else node.below.get(writer), ranks)
+
+
+def _take_behind(crowd: Crowd, node: Node | None, ranks: list[int]) -> None:
+    """Ranks whose keys came from a relay are its unknown clients, if it has enough of them."""
+    if node is None:
+        crowd.behind.update(dict.fromkeys(ranks, ""))  # it has not told of its clients yet
+        return
+    if _unsettled(node) < len(ranks):
+        crowd.left.update(ranks)  # some of them, or all, are not here any more
+        return
+    node.settled += len(ranks)
+    crowd.behind.update(dict.fromkeys(ranks, "" if node.told.relays else node.host))
+
+
+def _unsettled(node: Node) -> int:
+    return sum(each.strangers - each.settled for each in node.with_all_below())
+
+
+def _take_gone(crowd: Crowd, node: Node) -> None:
+    for each in node.told.gone:
+        rank = each.who.rank
+        if not each.who.is_rank or rank in crowd.by_rank or rank in crowd.behind:
+            continue
+        before = crowd.gone.get(rank)
+        if before is None or each.seconds < before.seconds:
+            host = each.who.host or node.host
+            crowd.gone[rank] = replace(each, who=replace(each.who, host=host))
+
+
+def doubtful_hosts(crowd: Crowd) -> set[str]:
+    """The machines of clients of which nobody knows which ranks they are; nothing: one that is not known."""
+    hosts = {""} if any(not is_heard(relay) for relay in crowd.relays) else set()
+    waiting = crowd.nodes[:1]
+    while waiting:
+        node = waiting.pop()
+        if _unsettled(node):
+            hosts.update(each.who.host for each in node.unknown)
+            waiting += node.below.values()
+    return hosts
+
+
+def sizes_told(crowd: Crowd) -> Counter[int]:
+    """How many ranks there are, as the ranks here say, else as ranks said that have gone.
+
+    For each of these numbers, the result has how many ranks say it.
+    """
+    sizes = ({each.who.world_size for each in known} - {-1} for known in crowd.by_rank.values())
+    here = Counter(size for told in sizes for size in told)
+    return here or Counter(each.who.world_size for each in crowd.gone.values() if each.who.world_size >= 0)

@@ -1,0 +1,221 @@
+"""What happens at a server or relay, one JSON object per line: what `--events` writes and `timeline` reads.
+
+Every line has `time`, the unix time by the writer's clock, `event`, one of the kinds below, `pid`, the
+process that writes it, as servers of one machine may share a file, and `store`, if that one has a name.
+Clients are named by the number of their connection, as in a snapshot; who one is stands in `joined`, as soon
+as that is known, and again when more is. A reader passes over kinds and fields that it does not
+know: later versions may have more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, TypeAlias, get_args
+
+from rallypoint.codec import Within, from_json, to_json
+from rallypoint.store.rollcall.identity import Identity
+from rallypoint.store.rollcall.plan import Plan
+from rallypoint.store.rollcall.question import KEYS_NAMED
+
+MIN_WAIT: Final = 0.01
+"""Seconds: shorter waits are not written."""
+STILL_WAITING: Final = 1.0
+"""Seconds: after this time a wait is written while it lasts, as it may never end."""
+
+_MOST_CHARACTERS: Final = 2048
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make one for each line
+
+Seconds = Annotated[float, Within(0, 1e11)]
+"""A duration, or a unix time: the most is thousands of years from now."""
+Number = Annotated[int, Within(0, (1 << 63) - 1)]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server or relay is up. All lines before it belong to an earlier run."""
+
+    KIND: ClassVar[str] = "start"
+    time: Seconds
+    host: str
+    pid: Number
+    version: str
+    backend: str
+    kind: str = "server"
+    """Or `relay`."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    KIND: ClassVar[str] = "connected"
+    time: Seconds
+    client: Number
+    peer: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """It is known who a client is. May come long after it connected, and more than once."""
+
+    KIND: ClassVar[str] = "joined"
+    time: Seconds
+    client: Number
+    who: Identity
+
+
+@dataclass(frozen=True)
+class Left:
+    KIND: ClassVar[str] = "left"
+    time: Seconds
+    client: Number
+    why: str = ""
+    """As the log says; nothing if it closed its connection by itself."""
+
+
+@dataclass(frozen=True)
+class _OfWait:
+    """What is told of a wait, for keys or at a barrier."""
+
+    time: Seconds
+    client: Number
+    keys: tuple[str, ...]
+    """The first few of them: `KEYS_NAMED`."""
+    began: Seconds
+    """The unix time at which it began, the same in all lines of one wait."""
+    seconds: Seconds
+    count: Number = 1
+    """How many keys it is for."""
+
+
+@dataclass(frozen=True)
+class Waiting(_OfWait):
+    """A client has been waiting for `STILL_WAITING` seconds, and still does."""
+
+    KIND: ClassVar[str] = "waiting"
+
+
+@dataclass(frozen=True)
+class Waited(_OfWait):
+    """A wait of at least `MIN_WAIT` seconds has ended."""
+
+    KIND: ClassVar[str] = "waited"
+    by: Number = 0
+    """The client whose write, or whose arrival at the barrier, has ended it; 0: not known."""
+    gave_up: bool = False
+    """It was cancelled, or the client left: what it waited for has not come."""
+
+
+@dataclass(frozen=True)
+class BarrierComplete:
+    KIND: ClassVar[str] = "barrier"
+    time: Seconds
+    key: str
+    size: Number
+    seconds: Seconds
+    """From the first arrival to the last."""
+    last: Number
+    """The client that arrived last; 0: not known."""
+
+
+@dataclass(frozen=True)
+class RoundPlanned:
+    """A launcher has said which machine has which ranks."""
+
+    KIND: ClassVar[str] = "round"
+    time: Seconds
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Nobody has made progress for `seconds`, while somebody waits."""
+
+    KIND: ClassVar[str] = "stall"
+    time: Seconds
+    seconds: Seconds
+    text: str
+    """The stall report, as the log has it."""
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A launcher has said what it has found out about a job that stands still."""
+
+    KIND: ClassVar[str] = "hang"
+    time: Seconds
+    text: str = ""
+    """Nothing: the job goes on."""
+
+
+@dataclass(frozen=True)
+class Erred:
+    """A connection was closed or refused."""
+
+    KIND: ClassVar[str] = "error"
+    time: Seconds
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    KIND: ClassVar[str] = "stop"
+    time: Seconds
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Events before this one that are not in the file: they came too fast, or the disk refused them."""
+
+    KIND: ClassVar[str] = "lost"
+    time: Seconds
+    count: Number
+
+
+Event: TypeAlias = (
+    Started
+    | Connected
+    | Joined
+    | Left
+    | Waiting
+    | Waited
+    | BarrierComplete
+    | RoundPlanned
+    | Stalled
+    | Hung
+    | Erred
+    | Stopped
+    | Lost
+)
+
+
+_KINDS: Final[dict[str, type[Event]]] = {kind.KIND: kind for kind in get_args(Event)}
+
+
+def to_line(event: Event, pid: int, store: str = "") -> str:
+    """An event as one line, without its end. Long texts are cut, and keys beyond the first few left out.
+
+    `store` names it if the process has several.
+    """
+    content = to_json(event, sparse=True)
+    for name, value in content.items():
+        if type(value) is str:
+            content[name] = value[:_MOST_CHARACTERS]
+        elif name == "keys":
+            content[name] = [each[:_MOST_CHARACTERS] for each in value[:KEYS_NAMED]]
+    writer = {"pid": pid, "store": store[:_MOST_CHARACTERS]} if store else {"pid": pid}
+    return _encode({"time": content["time"], "event": event.KIND, **writer, **content})
+
+
+def from_content(content: object) -> Event | None:
+    """What a line says, as `json` has read it; None for a kind that this version does not know.
+
+    ValueError for what is no event.
+    """
+    if not isinstance(content, dict) or not isinstance(name := content.get("event"), str):
+        raise ValueError("no event: its kind is missing")
+    kind = _KINDS.get(name)
+    try:
+        return from_json(kind, content) if kind is not None else None
+    except ValueError as error:
+        raise ValueError(f"no event: {error}") from None

@@ -1,0 +1,1 @@
+"""The server: `loops/` moves bytes, `process/` starts it, `reporting/` tells of it."""

@@ -1,0 +1,186 @@
+"""Keeps other users of this machine away, on both sides of a connection: `access` says whom, and why.
+
+A server asks at each accept. A client asks twice. Before it sends anything, the server may not have accepted
+it yet, and the user is the one who listens. When the server has answered, the user is the one who answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from rallypoint.errors import AccessError, ConnectionLostError, UsageError
+from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
+from rallypoint.store.machine.addresses import Address, has_left, is_local
+from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.users import local_user_name, user_number
+from rallypoint.store.server.loops.backend import parse_switch
+from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.whole import Nature, Scanner
+
+_GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
+_GREETING_BYTES: Final = 2_048
+"""More than a greeting has."""
+
+
+def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
+    """Who is trusted, as RALLYPOINT_ALLOW_USER and RALLYPOINT_INSECURE say; UsageError for a wrong value."""
+    switch = environ.get(INSECURE_VARIABLE, "")
+    insecure = bool(switch) and parse_switch(switch, f"the variable {INSECURE_VARIABLE}")
+    if sys.platform == "win32":  # users have no numbers there, and sockets tell none
+        return Access(frozenset(), insecure)
+    named = [each.strip() for each in environ.get(USERS_VARIABLE, "").split(",")]
+    return Access(frozenset((os.geteuid(), ROOT, *map(_number_of, filter(None, named)))), insecure)
+
+
+def _number_of(user: str) -> int:
+    number = user_number(user)
+    if number is None:
+        raise UsageError(
+            f"{user!r} is to be trusted (--allow-user, {USERS_VARIABLE}), but this machine has no such user",
+            hint="write the user's name, or the number that `id -u NAME` prints",
+        )
+    return number
+
+
+def goes_plain(sock: socket.SocketType) -> bool:
+    """Whether a client with a secret connects without TLS: within this machine, if users are looked at."""
+    return is_local(sock) and looks_at_users()
+
+
+def looks_at_users() -> bool:
+    """Whether this process can and does look at the user at the other end of a connection."""
+    return not access_of_environment().insecure and _system_tells()
+
+
+@cache
+def _system_tells() -> bool:
+    with SocketTable() as table:
+        return table.can_tell
+
+
+class ClientGuard:
+    """Looks at the clients of one server; in one thread."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._table = SocketTable()
+
+    def owners(self, arrivals: Sequence[tuple[socket.SocketType, Address]]) -> list[Owner]:
+        """The users of clients that have just been accepted, each from an address: `check` them."""
+        if self._access.insecure or not self._table.is_open:
+            return [NoUser.UNTOLD] * len(arrivals)
+        return self._table.clients_of(arrivals)
+
+    def check(self, sock: socket.SocketType, owner: Owner) -> None:
+        """AccessError if a client of this user may not come in: close it.
+
+        A caller that has other means to know its clients needs them where this is NoUser.UNTOLD.
+        """
+        if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_left_without_asking(sock)):
+            return
+        if isinstance(owner, NoUser):
+            if has_left(sock):
+                raise AccessError("it has left already, and what it asked was not carried out")
+            raise AccessError(
+                "the system does not tell which user it is: it hides its end of the connection",
+                hint=f"to carry out what it asks nevertheless: --insecure, or {INSECURE_VARIABLE}=1",
+            )
+        raise AccessError(
+            f"it belongs to another user of this machine, {_describe(owner)}", hint=_how_to_trust(owner)
+        )
+
+    def close(self) -> None:
+        self._table.close()
+
+
+def is_trusted_client(client: Address, server: Address) -> bool:
+    """Whether a connection with these ends is from a trusted user. False if the system does not tell."""
+    access = access_of_environment()
+    if access.insecure:
+        return True
+    with SocketTable() as table:
+        return table.owner_of(client, server) in access.users
+
+
+class ServerGuard:
+    """Looks at the server of one client, before anything is sent and when it has answered; in one thread."""
+
+    def __init__(self) -> None:
+        self._access = access_of_environment()
+        self._table = None if self._access.insecure else SocketTable()
+
+    def __enter__(self) -> ServerGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._table is not None:
+            self._table.close()
+
+    def check(self, sock: socket.SocketType, server: str) -> None:
+        """AccessError if the server at the other end, which `server` names, is another user's.
+
+        ConnectionLostError if it is gone already, so that nobody can tell whose it was.
+        """
+        if self._table is not None:
+            _judge_server(self._access, self._table.server_of(sock), server)
+
+
+def check_listener(address: Address, server: str) -> None:
+    """AccessError if another user listens at an address of this machine.
+
+    For clients whose socket is out of reach. Less sure than `check_server`: who listens when they connect may
+    be another.
+    """
+    access = access_of_environment()
+    if access.insecure:
+        return
+    with SocketTable() as table:
+        owner = table.listener_at(address)
+    if owner is not NoUser.GONE:
+        _judge_server(access, owner, server)
+
+
+def _judge_server(access: Access, owner: Owner, server: str) -> None:
+    if not access.refuses(owner):
+        return
+    if isinstance(owner, NoUser):
+        raise ConnectionLostError(f"{server} has closed the connection, or hides which user it is")
+    raise AccessError(
+        f"what listens at {server} belongs to another user of this machine, {_describe(owner)}: nothing was "
+        "asked of it, since it could control this job",
+        hint=f"take another port; or, if it is meant, {_how_to_trust(owner)}",
+    )
+
+
+def _has_left_without_asking(sock: socket.SocketType) -> bool:
+    """Whether a client has closed its end, and has said nothing before, or only a greeting.
+
+    That is no attack: it has looked whether the port answers, or is a relay that another process was quicker
+    to answer. What it has said is read here, so that nobody carries it out.
+    """
+    said = b""
+    try:
+        said = sock.recv(_GREETING_BYTES)
+        if said and sock.recv(1):
+            return False
+    except BlockingIOError:  # it is still there
+        return False
+    except OSError:  # it has reset the connection
+        pass
+    return _GREETINGS.look(said).nature is not Nature.OTHER
+
+
+def _describe(user: int) -> str:
+    name = local_user_name(user)
+    return f"{name} (uid {user})" if name else f"uid {user}"
+
+
+def _how_to_trust(user: int) -> str:
+    who = local_user_name(user) or user
+    return f"trust that user with --allow-user {who} or {USERS_VARIABLE}={who}"

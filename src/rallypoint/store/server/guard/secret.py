@@ -1,0 +1,169 @@
+"""The job's secret: where a process has it from, and the token that is derived from it.
+
+The secret is 32 random bytes, written as 64 hexadecimal digits. Processes find it in a file, which nobody
+else may read, or in a variable; those that our own processes start get it through a pipe (`hold`). It is in
+no command line, no message and no `repr`. Whoever has the token alone may look, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from rallypoint.errors import UsageError
+
+if TYPE_CHECKING:
+    from rallypoint.store.wire.preface import Right
+
+SECRET_VARIABLE: Final = "RALLYPOINT_SECRET"  # noqa: S105 - a name
+FILE_VARIABLE: Final = "RALLYPOINT_SECRET_FILE"
+LOOK_VARIABLE: Final = "RALLYPOINT_TOKEN"
+
+_TOKEN: Final = "look-"  # noqa: S105 - it stands before a token
+_BYTES: Final = 32
+_MOST_READ: Final = 4096
+_MAKE_ONE: Final = "make one with `rallypoint secret`"
+
+
+class Token:
+    """What a client proves to have that may only look."""
+
+    def __init__(self, text: str) -> None:
+        """UsageError, which does not repeat the text, if it is none."""
+        digits = text.strip()
+        hint = "`rallypoint secret --look` prints it"
+        if not digits.startswith(_TOKEN):
+            raise UsageError(f"the variable {LOOK_VARIABLE} holds no token", hint=hint)
+        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}", hint)
+
+    @property
+    def proof(self) -> tuple[Right, bytes]:
+        """The right that a client asks for, and the key that it proves to have."""
+        from rallypoint.store.wire.preface import Right  # late: most jobs have no secret, and need no hashes
+
+        return Right.LOOK, self._bytes
+
+
+class Secret:
+    """A job's secret."""
+
+    def __init__(self, text: str, source: str) -> None:
+        """UsageError, which does not repeat the text, if it is none; `source` says where it comes from."""
+        if text.strip().startswith(_TOKEN):
+            raise UsageError(
+                f"{source} holds a token, which may only look, and no secret",
+                hint=f"a token belongs into {LOOK_VARIABLE}; `rallypoint status` and `web` use it",
+            )
+        self._bytes = _parse(text.strip(), source)
+
+    @property
+    def text(self) -> str:
+        """As it is written, for a file or a pipe."""
+        return self._bytes.hex()
+
+    @property
+    def token(self) -> str:
+        """What to give somebody who may only look."""
+        from rallypoint.store.wire.preface import Right
+
+        return _TOKEN + self.keys[Right.LOOK].hex()
+
+    @property
+    def proof(self) -> tuple[Right, bytes]:
+        """The right that a client asks for, and the key that it proves to have."""
+        from rallypoint.store.wire.preface import Right
+
+        return Right.ALL, self.keys[Right.ALL]
+
+    @property
+    def keys(self) -> dict[Right, bytes]:
+        """For a server: the key of each right."""
+        from rallypoint.store.wire.preface import Right, key_for
+
+        return {right: key_for(right, self._bytes) for right in Right}
+
+
+def make_secret() -> str:
+    """A new one."""
+    return os.urandom(_BYTES).hex()
+
+
+_held: list[Secret | None] = []
+
+
+def hold(secret: Secret | None) -> None:
+    """From now on this process has this secret, or none, whatever its variables say."""
+    _held[:] = [secret]
+
+
+def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
+    """The secret of this process; None if it has none. UsageError if the variables cannot be obeyed."""
+    if _held:
+        return _held[0]
+    path = environ.get(FILE_VARIABLE)
+    text = environ.get(SECRET_VARIABLE)
+    if path and text:
+        raise UsageError(f"both {FILE_VARIABLE} and {SECRET_VARIABLE} are set", hint="set one of them")
+    if path:
+        return Secret(_read(path), f"{path}, the file of {FILE_VARIABLE},")
+    return Secret(text, f"the variable {SECRET_VARIABLE}") if text else None
+
+
+def looking_glass(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
+    """What this process proves to have when it only looks: its secret, or its token."""
+    secret = job_secret(environ)
+    text = environ.get(LOOK_VARIABLE)
+    return Token(text) if secret is None and text else secret
+
+
+def take_secret() -> None:
+    """For servers and launchers: hold the secret, and leave to what they start a token, in its place."""
+    secret = job_secret()
+    hold(secret)
+    os.environ.pop(SECRET_VARIABLE, None)
+    if secret is not None:
+        os.environ[LOOK_VARIABLE] = secret.token
+
+
+def _parse(digits: str, source: str, hint: str = _MAKE_ONE) -> bytes:
+    try:
+        found = bytes.fromhex(digits)
+    except ValueError:
+        found = b""
+    if len(found) != _BYTES:
+        raise UsageError(f"{source} does not hold {2 * _BYTES} hexadecimal digits, as it should", hint=hint)
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        # Not `open` alone, which would wait for the other end of a named pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            doubt = _doubt_about(os.fstat(file.fileno()))
+            if doubt:
+                raise UsageError(f"{path}, the file of {FILE_VARIABLE}, is no secret: {doubt}")
+            return file.read(_MOST_READ).decode("ascii", "replace")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"the file of {FILE_VARIABLE} cannot be read: {path}: {reason}", hint=_MAKE_ONE
+        ) from error
+
+
+def _doubt_about(found: os.stat_result) -> str:
+    """Why a file cannot be trusted to be secret; empty if it can. Windows does not tell."""
+    if sys.platform == "win32":
+        return ""
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a plain file"
+    if found.st_uid not in (os.geteuid(), 0):
+        return "it belongs to another user"
+    others = stat.S_IRWXG | stat.S_IRWXO
+    if found.st_uid == 0 and os.geteuid() and found.st_gid in (os.getegid(), *os.getgroups()):
+        others &= ~stat.S_IRGRP  # root lets this process read it by its group: so does Kubernetes, of a pod's
+    if found.st_mode & others:
+        return "others than its owner may read or write it; chmod 600 helps"
+    return ""

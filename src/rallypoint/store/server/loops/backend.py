@@ -1,0 +1,87 @@
+"""Which backend serves: what was asked for, by which route, and what is installed.
+
+In falling priority: the argument `use_libuv`, `?use_libuv=` in a URL, the variable USE_LIBUV, and what is
+there. A libuv that was asked for but is not there is a warning, never a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from importlib import import_module
+
+from rallypoint.errors import UsageError
+from rallypoint.store.server.loops.loop import Loop
+
+VARIABLE = "USE_LIBUV"
+
+LOOP_PACKAGE = "winloop" if sys.platform == "win32" else "uvloop"
+"""The package that binds libuv on this platform."""
+
+_SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+class Choice(str, Enum):
+    """What was asked for."""
+
+    AUTO = "auto"
+    LIBUV = "libuv"
+    LEGACY = "legacy"
+
+
+def choose(
+    argument: bool | None = None, query: str | None = None, environ: Mapping[str, str] | None = None
+) -> Choice:
+    """The choice by the three routes; UsageError for a text that is no switch."""
+    if argument is not None:
+        return _choice_of(bool(argument))
+    if query is not None:
+        return _choice_of(parse_switch(query, "use_libuv in the URL"))
+    text = (os.environ if environ is None else environ).get(VARIABLE, "")
+    return _choice_of(parse_switch(text, f"the variable {VARIABLE}")) if text else Choice.AUTO
+
+
+def parse_switch(text: str, source: str) -> bool:
+    """True or False for 1/true/on or 0/false/off, in any case."""
+    try:
+        return _SWITCH[text.strip().lower()]
+    except KeyError:
+        raise UsageError(
+            f"{source} is {text!r}, which is no switch", hint="write one of 0, 1, true, false, on, off"
+        ) from None
+
+
+def make_loop(choice: Choice) -> tuple[Loop, str]:
+    """The loop for a choice, and a warning if it is not what was asked for (else an empty text)."""
+    from rallypoint.store.server.loops.legacy import LegacyLoop  # late: a client only makes its choice
+
+    if choice is Choice.LEGACY:
+        return LegacyLoop(), ""
+    try:
+        from rallypoint.store.server.loops.libuv import (
+            LibuvLoop,  # late: it imports asyncio, which takes its time
+        )
+
+        return LibuvLoop(LOOP_PACKAGE), ""
+    except ImportError as error:
+        warning = (
+            f"libuv was asked for, but {LOOP_PACKAGE} cannot be imported ({error}); "
+            f"serving with the legacy backend. hint: pip install {LOOP_PACKAGE}"
+        )
+        return LegacyLoop(), warning if choice is Choice.LIBUV else ""
+
+
+def load_loop() -> None:
+    """Import what the loop takes that the environment asks for, so that `make_loop` need not."""
+    try:
+        if choose() is not Choice.LEGACY:
+            import_module("rallypoint.store.server.loops.libuv")
+            import_module(LOOP_PACKAGE)
+    except (ImportError, UsageError):
+        pass  # whoever makes the loop says so
+
+
+def _choice_of(use_libuv: bool) -> Choice:
+    return Choice.LIBUV if use_libuv else Choice.LEGACY

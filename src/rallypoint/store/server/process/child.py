@@ -1,0 +1,148 @@
+"""What runs in a hosted server process: `hosting` starts it, and speaks with it over a `line`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rallypoint.errors import RallypointError, UsageError
+from rallypoint.store.core.store import Core
+from rallypoint.store.server.guard.secret import Secret, hold
+from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.pump import Pump, about_this_process
+from rallypoint.store.server.loops.stores import StorePump
+from rallypoint.store.server.process.line import Host, Order
+from rallypoint.store.server.process.startup import EVENTS_VARIABLE, door_for, settle_in
+from rallypoint.store.server.reporting.events import Events
+from rallypoint.store.wire.limits import Limits
+
+logger = logging.getLogger("rallypoint.store.server")
+
+_FOR_RANKS = ("SIGINT", "SIGBREAK", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""Signals of a terminal and of schedulers, which send them to every process of a job."""
+
+Builder = Callable[[Order, Loop, list[socket.socket]], Pump[Any]]
+"""Makes a pump that serves on these sockets. It may take some out of the list that are for another use."""
+
+
+def main() -> None:
+    """Be a store server."""
+    run(_build)
+
+
+def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    core, events = make_core(order, loop, has_names=True)
+    return StorePump(loop, core, listeners, events)
+
+
+def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Core, Events]:
+    """The store that is asked for, and where its events go."""
+    events = Events()
+    try:
+        events = Events(os.environ.get(EVENTS_VARIABLE, ""))
+    except UsageError as error:  # a job does not fail because nobody can write down how it went
+        logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
+    core = Core(
+        Limits(**order["limits"]),
+        loop.turn,
+        about_this_process(loop),
+        wants_events=events.are_wanted,
+        owner_key=order["owner_key"].encode() if order["owner_key"] else None,
+        has_names=has_names,
+    )
+    return core, events
+
+
+def run(build: Builder) -> None:
+    """Serve as ordered, until the parent ends or has no need of this process any more."""
+    for name in _FOR_RANKS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    settle_in(logging.WARNING)
+    host = Host()
+    given = host.take_order()
+    if given is not None:
+        _serve(host, build, *given)
+
+
+def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.socket]) -> None:
+    try:
+        hold(Secret(order["secret"], "the order") if order["secret"] else None)
+        loop, warning = make_loop(Choice(order["backend"]))
+        pump = build(order, loop, listeners)
+        pump.door = door_for(pump.loop, listeners)
+    except RallypointError as error:
+        host.answer({"error": str(error)})
+        sys.exit(1)
+    except BaseException:
+        host.answer({"error": traceback.format_exc(limit=-3)})
+        raise
+    life = _Life(pump, stays_for_clients=order["stays_for_clients"])
+    _watch_parent(loop, host, life)
+
+    def tell_ready() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: life.wind_down())
+        host.answer({"backend": loop.name, "warning": warning})
+
+    pump.serve(on_ready=tell_ready, on_tick=life.check)
+
+
+class _Life:
+    """When to end: with the parent, or, if it was told to stay for them, with the last client after that."""
+
+    def __init__(self, pump: Pump[Any], *, stays_for_clients: bool) -> None:
+        self._pump = pump
+        self._stays_for_clients = stays_for_clients
+        self._left = False
+        self._parent = os.getppid()
+
+    def leave(self) -> None:
+        """The parent has gone, or has let go of the server."""
+        self._left = True
+        if not self._stays_for_clients or not self._pump.has_clients:
+            self._pump.loop.stop()
+
+    def wind_down(self) -> None:
+        """Somebody has sent SIGTERM, maybe to all processes of the job: end with the last client.
+
+        Ranks that are told to end may need the store until they have.
+        """
+        self._left = True
+
+    def check(self) -> None:
+        """Once a second: if the parent forked, its children have our standard input and may outlive it."""
+        if sys.platform != "win32" and os.getppid() != self._parent:
+            self.leave()
+        if self._left and not self._pump.has_clients:
+            self._pump.loop.stop()
+
+
+def _watch_parent(loop: Loop, host: Host, life: _Life) -> None:
+    if sys.platform == "win32":
+        # A pipe cannot be polled there, so a thread waits for its end. It does so below the buffer, whose
+        # lock it would hold when this process ends for another reason: Python would abort.
+        import threading
+
+        def await_end() -> None:
+            while host.read_word():
+                pass
+            life.leave()
+
+        threading.Thread(target=await_end, daemon=True).start()
+        return
+
+    def hear() -> None:
+        if host.read_word():  # END_NOW
+            loop.stop()
+            return
+        loop.watch_readable(host.fileno(), None)  # its end stays readable for ever
+        life.leave()
+
+    loop.watch_readable(host.fileno(), hear)

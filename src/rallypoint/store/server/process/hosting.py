@@ -1,0 +1,246 @@
+"""The store server in a process of its own.
+
+A thread of a training process would fight with it for the interpreter lock, so the server always is a
+process. The parent binds and listens, so there is no race for the port; the child serves the sockets that
+it is handed, says when it is ready, and ends when its parent does, however that ends, unless it was told
+to stay for its clients, or to end even before, with the connections that own it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rallypoint.store.server.guard.secret import job_secret
+from rallypoint.store.server.loops.backend import Choice
+from rallypoint.store.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
+from rallypoint.store.server.process.line import pipe
+from rallypoint.store.server.process.processes import ServerKind, ServerProcess, end_process, ending
+from rallypoint.store.server.process.startup import limits_of_environment
+from rallypoint.store.wire.limits import Limits
+
+logger = logging.getLogger("rallypoint.store.server")
+
+STORE_SERVER = ServerKind("store server", "rallypoint.store.server.process.child")
+
+
+class HostedServer:
+    """A server process of this process, and how many stores use it; the last one to let go ends it."""
+
+    def __init__(self, process: ServerProcess, listeners: Sequence[socket.socket], backend: str) -> None:
+        self.address = reachable_at(listeners[0])
+        """Host and port at which this machine reaches it."""
+        self.places = describe(listeners)
+        self._hosts = {listener.getsockname()[0] for listener in listeners}
+        self.backend = backend
+        self.pid = process.popen.pid
+        self._process = process
+        self._users = 1
+        self._owner = os.getpid()
+        self._lock = threading.RLock()  # a collection may release one store while another is retained
+        self._stop = weakref.finalize(self, end_process, process.popen, os.getpid())
+
+    @property
+    def port(self) -> int:
+        return self.address[1]
+
+    def abandon(self, seconds: float = 0.0) -> None:
+        """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
+
+        Waits up to `seconds` for it to end.
+        """
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._users = 0
+            if self._stop.detach() is not None:
+                popen = self._process.popen
+                for each in (popen.stdin, popen.stdout):
+                    pipe(each).close()
+                if not self.await_end(seconds):
+                    popen.returncode = 0  # or Python would complain that it still runs
+
+    def await_end(self, seconds: float | None) -> bool:
+        """Whether the process ends within `seconds`; None: wait as long as it takes."""
+        try:
+            self._process.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def how_it_ended(self) -> str:
+        """How the process has ended: `by signal SIGKILL`, `with exit code 1`; empty while it runs."""
+        code = self._process.popen.poll()
+        return "" if code is None else ending(code)
+
+    def listens_for(self, host: str) -> bool:
+        """Whether it listens wherever a server for `host` would."""
+        return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(addresses_for(host).addresses)
+
+    def retain(self) -> bool:
+        """Count one user more; False if the server has ended."""
+        with self._lock:
+            if self._users == 0:
+                return False
+            self._users += 1
+            return True
+
+    def release(self) -> None:
+        """Count one user less. The last one ends the server and waits for that; never in a forked child."""
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._stop()
+
+
+@dataclass(frozen=True)
+class Lifespan:
+    """How long a server process serves; by default, as long as its parent lives."""
+
+    owner_key: str = ""
+    """If given: only until the last connection has closed that deleted this key (see `Core`)."""
+
+    stays_for_clients: bool = False
+    """A parent that dies leaves it to its clients: it ends when the last of them has gone."""
+
+
+WITH_PARENT = Lifespan()
+
+
+def host_server(
+    host: str,
+    port: int,
+    *,
+    backend: Choice = Choice.AUTO,
+    listen_fd: int | None = None,
+    lifespan: Lifespan = WITH_PARENT,
+) -> HostedServer:
+    """Start a server process for `host` and `port`, or for a socket that is bound already.
+
+    Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
+    """
+    listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
+    return host_on(listeners, STORE_SERVER, {}, backend=backend, lifespan=lifespan)
+
+
+def host_on(
+    listeners: Sequence[socket.socket],
+    kind: ServerKind,
+    order: dict[str, object],
+    *,
+    backend: Choice,
+    lifespan: Lifespan = WITH_PARENT,
+) -> HostedServer:
+    """Start a process that serves on these sockets, which are closed here.
+
+    `order` is passed on to its module.
+    """
+    ready = PreparedServer(listeners, kind)
+    return ready.serve(order, backend=backend, lifespan=lifespan)
+
+
+def whole_order(
+    order: dict[str, object], limits: Limits, backend: Choice, lifespan: Lifespan = WITH_PARENT
+) -> dict[str, object]:
+    """An order with what all server processes need besides."""
+    secret = job_secret()
+    text = secret.text if secret is not None else ""  # a pipe: nobody else reads it
+    return {
+        **order,
+        "backend": backend.value,
+        "limits": asdict(limits),
+        "secret": text,
+        **asdict(lifespan),
+    }
+
+
+class PreparedServer:
+    """A process for a server, and the sockets on which it is to serve.
+
+    It is started before it is known what it is to serve, where that is in a hurry later.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket], kind: ServerKind) -> None:
+        """`serve` and `end` close these sockets here, and so does a failure."""
+        self._sockets = sockets
+        try:
+            self._process = ServerProcess(kind)
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it waits, and has not died."""
+        return self._process.is_there
+
+    def serve(
+        self, order: dict[str, object], *, backend: Choice, lifespan: Lifespan = WITH_PARENT
+    ) -> HostedServer:
+        """Let it serve, and wait until it does. `order` is passed on to its module."""
+        began = time.monotonic()
+        try:
+            whole = whole_order(order, limits_of_environment(), backend, lifespan)
+            answer = self._process.ask(whole, self._sockets)
+            server = HostedServer(self._process, self._sockets, answer["backend"])
+        except BaseException:
+            self.end()
+            raise
+        self._close_sockets()
+        # At the end of this process it loses its standard input, and decides for itself.
+        server._stop.atexit = not lifespan.stays_for_clients
+        if answer["warning"]:
+            logger.warning("%s", answer["warning"])
+        said = (self._process.kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
+        logger.info("%s on %s (%s), process %d, up in %.2f s", *said)
+        return server
+
+    def end(self) -> None:
+        """End it."""
+        self._process.end()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+_shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def _share_anew() -> None:
+    """A fork has no servers, and a thread of its parent may have been starting one."""
+    global _sharing
+    _sharing = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_share_anew)
+
+
+def share_server(
+    host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
+) -> HostedServer:
+    """The server of this process on `port`, if there is one that is shared; else a new one, to be shared."""
+    with _sharing:
+        server = _shared.get(port)
+        if server is None or not server.retain():
+            server = host_server(host, port, backend=backend, listen_fd=listen_fd)
+            _shared[server.port] = server
+            return server
+    if listen_fd is not None:
+        os.close(listen_fd)  # it was given to us, and is not needed
+    if not server.listens_for(host):
+        logger.warning("port %d is served already, but not where %s says: on %s", port, host, server.places)
+    return server

@@ -1,0 +1,278 @@
+"""The events file: one line per event, written by a thread of its own, so that no disk delays the server.
+
+The server's loop only puts events into a queue. A few times a second the thread turns them into lines, in
+slices so small that the loop never waits long for the interpreter, and appends them. When the file would grow
+beyond its size, it becomes `FILE.1`, the file that was `FILE.1` becomes `FILE.2`, and so on.
+
+Events are for people who ask afterwards, the store is for the job. So an event that finds the queue full, or
+that the disk refuses, is dropped and counted. A line that the disk took only in part is taken back. When
+there is room again, a line says how many events are missing.
+
+The handlers of `logging` do not do this: servers of one job share the file, so they have to notice when
+another one rotates it; and a handler keeps lines in a buffer, for which the process would wait at its end,
+even if the disk never answers.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from rallypoint.errors import UsageError
+from rallypoint.store.machine.open_files import open_movable
+from rallypoint.store.rollcall.events import Event, Lost, to_line
+from rallypoint.text import counted
+
+logger = logging.getLogger("rallypoint.store.server")
+
+MOST_PENDING: Final = 1 << 17
+"""Events that wait to be written; those beyond are dropped."""
+
+_BATCH_SECONDS: Final = 0.1
+"""How long the first event of a batch waits for others."""
+_SLICE: Final = 64
+_Pending = tuple["Event", str]
+"""An event, and the name of its store."""
+_SLICE_PAUSE: Final = 0.0005
+_RETRY_SECONDS: Final = 1.0
+"""How often a disk that has refused events is tried again, also if no event comes."""
+_CLOSE_SECONDS: Final = 5.0
+
+
+class EventLog:
+    """Writes events to a file until it is closed. Every thread may put events."""
+
+    def __init__(self, path: Path, most_bytes: int = 64 << 20, kept: int = 3) -> None:
+        """Append to `path`; keep `kept` older files, at least one. UsageError if it cannot be written."""
+        try:
+            # What a link leads to is rotated, not the link.
+            self._path = path.resolve() if path.is_file() else path.absolute()
+            self._file = _RotatingFile(self._path, most_bytes, kept)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write events to {path}: {error.strerror or error}",
+                hint="name a file in a folder that exists and that this process may write to",
+            ) from error
+        self._pid = os.getpid()
+        self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._lost = 0
+        self._lost_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._complained = False
+        self._writer = threading.Thread(target=self._write_all, name="rallypoint-events", daemon=True)
+        self._writer.start()
+
+    def put(self, event: Event, store: str = "") -> None:
+        """Have an event written soon, of the store of this name.
+
+        Never blocks; once the log is closed, it does nothing.
+        """
+        if self._closing.is_set():
+            return
+        if self._pending.qsize() < MOST_PENDING:
+            self._pending.put((event, store))
+        else:
+            self._lose(1)
+
+    def close(self) -> None:
+        """Write what is pending, and end the thread; a disk that does not answer is given up on."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._pending.put(None)
+        self._writer.join(_CLOSE_SECONDS)
+        if self._writer.is_alive():
+            logger.warning("the last events are lost: %s does not take them", self._path)
+
+    def _lose(self, count: int) -> None:
+        with self._lost_lock:
+            self._lost += count
+
+    # What the thread does
+
+    def _write_all(self) -> None:
+        is_open = True
+        while is_open:
+            events = self._await_events()
+            self._closing.wait(_BATCH_SECONDS)
+            while True:
+                is_open = is_open and None not in events
+                self._write([event for event in events if event is not None])
+                time.sleep(_SLICE_PAUSE)  # the loop's turn
+                events = self._take_slice()
+                if not events:
+                    break
+        self._file.close()
+
+    def _await_events(self) -> list[_Pending | None]:
+        """The next event; none if it does not come while there are lost ones to tell of."""
+        try:
+            return [self._pending.get(timeout=_RETRY_SECONDS if self._lost else None)]
+        except Empty:
+            return []
+
+    def _take_slice(self) -> list[_Pending | None]:
+        events: list[_Pending | None] = []
+        try:
+            while len(events) < _SLICE:
+                events.append(self._pending.get_nowait())
+        except Empty:
+            pass
+        return events
+
+    def _write(self, events: list[_Pending]) -> None:
+        with self._lost_lock:
+            lost, self._lost = self._lost, 0
+        try:
+            lines = [to_line(event, self._pid, store) for event, store in events]
+            if lost:
+                lines.append(to_line(Lost(time.time(), lost), self._pid))
+            refused, reason = self._file.append("".join(f"{line}\n" for line in lines).encode())
+        except MemoryError:  # there may be more when the next ones come
+            self._lose(len(events) + lost)
+            return
+        if refused:
+            # The line that tells of the lost is the last, so it is among the refused.
+            self._lose(refused + (lost - 1 if lost else 0))
+        self._say(refused, lost, reason)
+
+    def _say(self, refused: int, lost: int, reason: str) -> None:
+        """In the log, once when the disk begins to refuse events, and once when it takes them again."""
+        if refused and not self._complained:
+            logger.warning(
+                "cannot write events to %s: %s; they are dropped until that works again", self._path, reason
+            )
+        elif self._complained and not refused:
+            logger.warning("events are written to %s again; %s lost", self._path, counted(lost, "event"))
+        self._complained = bool(refused)
+
+
+class _RotatingFile:
+    """A file of lines that does not grow beyond its size, and older ones beside it.
+
+    Other servers may write to it as well. A pipe or a device is written to and never rotated.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, kept: int) -> None:
+        """Raises OSError if it cannot be written."""
+        self._path = path
+        self._most_bytes = most_bytes
+        self._older = [path.with_name(f"{path.name}.{number + 1}") for number in range(kept)]
+        self._open()
+
+    def _open(self) -> None:
+        self._file = io.FileIO(self._path, "ab", opener=_open_at_once)
+        self._rotates = self._path.is_file()
+        if self._rotates and not _ends_with_line(self._path):
+            self._file.write(b"\n")
+
+    def append(self, lines: bytes) -> tuple[int, str]:
+        """Write lines; how many of them the disk has refused, and why. No line is written in part."""
+        whole = lines
+        try:
+            self._follow()
+            if self._rotates and self._size() > 0 and self._size() + len(lines) > self._most_bytes:
+                self._rotate()
+            while lines:
+                lines = lines[self._file.write(lines) :]
+        except OSError as error:
+            written = whole[: len(whole) - len(lines)]
+            self._take_back(len(written) - (written.rfind(b"\n") + 1))
+            self.close()
+            return lines.count(b"\n"), error.strerror or str(error)
+        return 0, ""
+
+    def close(self) -> None:
+        with suppress(OSError):  # a disk over the network may say only now that it is full
+            self._file.close()
+
+    def _take_back(self, torn: int) -> None:
+        """Cut off the bytes of a line that was written in part, unless another server has written behind it.
+
+        If it cannot be cut off, the line is ended when the file is opened again.
+        """
+        if not torn or not self._rotates:
+            return
+        with suppress(OSError):
+            end = self._file.tell()
+            if self._size() == end:
+                self._file.truncate(end - torn)
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def _follow(self) -> None:
+        """Another server may have rotated the file, or somebody may have moved it."""
+        if not self._file.closed and self._rotates and not self._is_in_place():
+            self._file.close()
+        if self._file.closed:
+            self._open()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _rotate(self) -> None:
+        """Rename it, unless another server did so before this one got the lock."""
+        _lock(self._file)
+        if self._is_in_place():
+            for after, before in zip(self._older[::-1], [*self._older[-2::-1], self._path], strict=True):
+                if before.exists():
+                    before.replace(after)
+        self._file.close()
+        self._open()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _LOCKED_BYTE = 0x7FFF_0000  # beyond the end: locked bytes can be neither read nor written
+
+    def _lock(file: io.FileIO) -> None:
+        """Until it is closed. Where there are no locks, it goes on without."""
+        try:
+            file.seek(_LOCKED_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        except OSError:
+            pass
+
+else:
+    import fcntl
+
+    def _lock(file: io.FileIO) -> None:
+        """Until it is closed. Where there are no locks, it goes on without."""
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        except OSError:
+            pass
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, and do not wait for the other end of a pipe: if nobody reads it, that is an error."""
+    if sys.platform == "win32":
+        return open_movable(path, flags)
+    descriptor = open_movable(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _ends_with_line(path: Path) -> bool:
+    """Whether a line can follow; a file that may only be written gets an empty line to be sure."""
+    try:
+        with path.open("rb") as file:
+            if not file.seek(0, os.SEEK_END):
+                return True
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+    except OSError:
+        return False

@@ -1,0 +1,332 @@
+"""The extension for relays: many clients' requests over one connection, each carried out once.
+
+A relay asks for the extension with an ordinary CHECK of `ANNOUNCED`, a key that no client can have, since
+they put a slash in front of theirs: torch's server says that it is not there. It then opens a SESSION, which
+outlives its connection, and sends BATCHes of requests. What comes back is a stream of frames.
+
+    BATCH      number u64, taken u64, then requests, each as a blob
+    frame      as a blob: number u64, taken u64, then items
+    item       tag u64, status u8, content as a blob
+
+Batches and frames are numbered from 1, each by its sender, and `taken` is the number of the last one that
+the sender has got from the other side. What the other side has not taken is kept, and sent again when the
+session is taken up on a new connection. Requests are numbered from 0 on throughout the session: that
+is their tag.
+
+A BEAT is answered among the frames: by a blob of no bytes, or by a note, which has the number 0 and tells why
+the store cannot go on now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from rallypoint.codec import from_text, to_text
+from rallypoint.errors import ProtocolError
+from rallypoint.store.wire.encoding import (
+    blob,
+    blobs,
+    counted_request,
+    pack_u64,
+    request,
+    unpack_i64,
+    unpack_u64,
+)
+from rallypoint.store.wire.opcodes import STOP_WAITING, Op
+
+ANNOUNCED: Final = b"rallypoint/sessions/3"
+"""What a server that knows sessions says is there; so does one that answers a LOOK."""
+
+ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
+
+NAMES_ANNOUNCED: Final = b"rallypoint/names/1"
+"""What a server says is there that holds several stores, with names: an ENTER says which one is meant."""
+
+ASK_FOR_NAMES: Final = counted_request(Op.CHECK, [NAMES_ANNOUNCED])
+
+TOKEN_BYTES: Final = 16
+
+
+class Status(IntEnum):
+    """What an item tells of its request."""
+
+    DONE = 0
+    """The content is the reply, as a client would get it.
+
+    Of ARRIVE: how many are released, as an i64. Of a wait: STOP_WAITING, and behind it as a u64 the last
+    batch that had been taken when it ended, or 0 if that is not known.
+    """
+    REFUSED = 1
+    """It was not carried out, and a client that sent it is to be disconnected. The content says why."""
+    CALLED = 2
+    """A push has ended a wait: one of the clients that share it may pop. The content is as of DONE."""
+    UNCHANGED = 3
+    """The value is the one that was sent last for this key."""
+    TELL = 4
+    """Of no request, and with the tag UNASKED: the relay is to tell of itself, with a TOLD."""
+    PIECE = 5
+    """It was carried out, and the content is a piece of the reply. More pieces come, the last of them with
+    another status. The first piece comes at once, and is empty."""
+
+
+class Answer(IntEnum):
+    """What a SESSION is answered with."""
+
+    NEW = 0
+    TAKEN_UP = 1
+    UNKNOWN = 2
+    """There was such a session, but it has been given up: what was under way is lost."""
+
+
+class Welcome(NamedTuple):
+    """The answer to a SESSION."""
+
+    answer: int
+    keeps_ms: int
+    """How long the server keeps the session without a connection."""
+    taken: int
+    """The last batch that it has got."""
+    most_bytes: int
+    """The longest BATCH that it takes."""
+
+
+# Longer answers are sent in pieces, as long as the other side has not taken less than so much of all frames.
+# So a short answer waits for a few pieces at most.
+LONG = 4096
+PIECE_BYTES = 1 << 16
+MOST_UNTAKEN = 1 << 18
+
+UNASKED: Final = (1 << 64) - 1
+"""The tag of what a server says without having been asked."""
+
+MOST_ARRIVALS: Final = 1 << 24
+"""In one ARRIVE."""
+
+# Values that both sides remember after they have been read.
+REMEMBERED = 64
+REMEMBERED_BYTES = 16 << 20
+WORTH_REMEMBERING = 256
+
+_SESSION: Final = Struct("<QQQ")
+_WELCOME: Final = Struct("<BQQQ")
+_HEAD: Final = Struct("<QQ")
+_ITEM: Final = Struct("<QBQ")
+_PAIR: Final = Struct("<QQ")
+_ARRIVE: Final = Struct("<qQ")
+
+WELCOME_BYTES: Final = _WELCOME.size
+BATCH_OVERHEAD: Final = 1 + 8 + _HEAD.size + 8
+"""How much longer than its only request a BATCH is."""
+
+pack_pair = _PAIR.pack
+unpack_pair = _PAIR.unpack
+arrive_tail = _ARRIVE.pack
+
+
+def parse_arrive(tail: bytes) -> tuple[int, int]:
+    """The size of the barrier, and how many arrive."""
+    size, count = _ARRIVE.unpack(tail)
+    if not 0 < count <= MOST_ARRIVALS:
+        raise ProtocolError(f"ARRIVE of {count:,}")
+    return size, count
+
+
+def session_request(token: bytes, keep_ms: int, taken: int, *, known: bool) -> bytes:
+    """Open a session, or take it up: `known` says that the server must know it."""
+    return request(Op.SESSION, token, tail=_SESSION.pack(keep_ms, taken, known))
+
+
+def parse_session(tail: bytes) -> tuple[int, int, bool]:
+    """How many milliseconds to keep it, the last frame taken, and whether it must be known."""
+    keep_ms, taken, known = _SESSION.unpack(tail)
+    return keep_ms, taken, bool(known)
+
+
+def pack_welcome(welcome: Welcome) -> bytes:
+    return _WELCOME.pack(*welcome)
+
+
+def parse_welcome(data: bytes | bytearray) -> Welcome:
+    return Welcome(*_WELCOME.unpack_from(data))
+
+
+def batch(number: int, taken: int, requests: Sequence[bytes]) -> bytes:
+    payload = _HEAD.pack(number, taken) + blobs(requests)
+    return b"%c%b" % (Op.BATCH, blob(payload))
+
+
+def parse_head(payload: bytes) -> tuple[int, int]:
+    """The number of a batch or a frame, and the last one that its sender has taken."""
+    if len(payload) < _HEAD.size:
+        raise ProtocolError(f"a batch or frame of {len(payload)} bytes has no room for its number")
+    number, taken = _HEAD.unpack_from(payload)
+    return number, taken
+
+
+class Note(NamedTuple):
+    """The answer of a store to a BEAT that does not know whether it leads: not a sign of life."""
+
+    trouble: str = ""
+    """What keeps it from going on; nothing if it does not know that either."""
+    advice: str = ""
+
+
+def pack_note(note: Note) -> bytes:
+    return blob(_HEAD.pack(0, 0) + to_text(note).encode())
+
+
+def parse_note(payload: bytes) -> Note | None:
+    """None if it is a frame."""
+    if parse_head(payload)[0]:
+        return None
+    try:
+        return from_text(Note, payload[_HEAD.size :])
+    except ValueError as error:
+        raise ProtocolError(f"a note of the store cannot be read: {error}") from None
+
+
+def parse_requests(payload: bytes) -> Iterator[tuple[int, int]]:
+    """The requests of a batch, one by one: where each begins and ends."""
+    position, end = _HEAD.size, len(payload)
+    while position < end:
+        start = position + 8
+        if start > end:
+            raise ProtocolError("a batch ends within a length")
+        position = start + unpack_u64(payload, position)[0]
+        if position > end:
+            raise ProtocolError("a batch ends within a request")
+        yield start, position
+
+
+def end_of_wait(taken: int) -> bytes:
+    """The answer to a wait, when `taken` batches had been taken."""
+    return STOP_WAITING + pack_u64(taken)
+
+
+def parse_end_of_wait(content: bytes) -> int:
+    """How many batches had been taken."""
+    if len(content) != 9:
+        raise ProtocolError(f"a wait was answered with {len(content)} bytes")
+    return int(unpack_u64(content, 1)[0])
+
+
+def parse_count(content: bytes) -> int:
+    """How many were released, or have left."""
+    count = parse_sum(content)
+    if count < 0:
+        raise ProtocolError(f"an answer says that {count} were released, or have left")
+    return count
+
+
+def parse_sum(content: bytes) -> int:
+    """The answer to an ADD."""
+    if len(content) != 8:
+        raise ProtocolError(f"an answer that is a number has {len(content)} bytes")
+    return int(unpack_i64(content)[0])
+
+
+def item(tag: int, status: Status, content: bytes) -> bytes:
+    return _ITEM.pack(tag, status, len(content)) + content
+
+
+def frame(number: int, taken: int, items: Sequence[bytes]) -> bytes:
+    content = b"".join(items)
+    return b"%b%b%b" % (pack_u64(_HEAD.size + len(content)), _HEAD.pack(number, taken), content)
+
+
+def parse_items(payload: bytes) -> Iterator[tuple[int, Status, bytes]]:
+    """The items of a frame: tag, status and content."""
+    position, end = _HEAD.size, len(payload)
+    while position < end:
+        start = position + _ITEM.size
+        if start > end:
+            raise ProtocolError("a frame ends within an item")
+        tag, status, length = _ITEM.unpack_from(payload, position)
+        position = start + length
+        if position > end or status not in _STATUSES:
+            raise ProtocolError("a frame has an item that cannot be")
+        yield tag, _STATUSES[status], payload[start:position]
+
+
+_STATUSES: Final = {int(status): status for status in Status}
+
+
+class Kept:
+    """What one side has sent and the other has not taken, to be sent again: batches, or frames."""
+
+    __slots__ = ("_sent", "bytes", "number")
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[int, bytes]] = deque()
+        self.number = 0
+        """Of the last one that was sent."""
+        self.bytes = 0
+
+    def add(self, data: bytes) -> None:
+        """Keep the next one; it is of the number behind the last."""
+        self.number += 1
+        self._sent.append((self.number, data))
+        self.bytes += len(data)
+
+    def let_go(self, taken: int) -> None:
+        """The other side has taken all up to this one; what is sent again tells old news."""
+        if taken > self.number:
+            raise ProtocolError(f"the other side has taken number {taken}, but there were {self.number}")
+        while self._sent and self._sent[0][0] <= taken:
+            self.bytes -= len(self._sent.popleft()[1])
+
+    def reaches_back_to(self, taken: int) -> bool:
+        """Whether all behind this one can be sent again."""
+        return self.number - len(self._sent) <= taken <= self.number
+
+    def all(self) -> list[bytes]:
+        return [data for _, data in self._sent]
+
+    def state(self) -> list[object]:
+        """All of it, as plain data."""
+        return [self.number, self.all()]
+
+    @classmethod
+    def of(cls, number: int, sent: Sequence[bytes]) -> Kept:
+        """What has given this state."""
+        kept = cls()
+        kept.number = number - len(sent)
+        for data in sent:
+            kept.add(data)
+        return kept
+
+    def check_invariants(self) -> None:
+        assert self.bytes == sum(len(data) for _, data in self._sent)
+        numbers = [number for number, _ in self._sent]
+        assert numbers == list(range(self.number + 1 - len(numbers), self.number + 1))
+
+
+class FrameReader:
+    """Takes a stream of blobs in any pieces; gives the whole ones, but for signs of life, which are empty."""
+
+    __slots__ = ("_kept", "_need")
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._need = 8
+
+    def feed(self, data: bytes) -> list[bytes]:
+        kept = self._kept
+        kept += data
+        found: list[bytes] = []
+        position = 0
+        while len(kept) - position >= self._need:
+            if self._need == 8:
+                self._need = 8 + int(unpack_u64(kept, position)[0])
+                if self._need == 8:
+                    position += 8
+                continue
+            found.append(bytes(kept[position + 8 : position + self._need]))
+            position += self._need
+            self._need = 8
+        del kept[:position]
+        return found

@@ -370,7 +370,7 @@ def _interrupted(call: Callable[[], object], line: int) -> bool:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if os.path.join("rallypoint", "stores") not in frame.f_code.co_filename:
+        if not re.search(r"rallypoint[/\\](?:client|store[/\\]connect)\b", frame.f_code.co_filename):
             return None
         if event == "line" and not _is_with(frame):
             left -= 1

@@ -1,7 +1,7 @@
 """The certificate of a server: the user's own, or one that is made at the start.
 
 One that is made proves nothing by itself. It gives the connection its keys, and the proofs of the secret are
-bound to it (`wire/preface.py`). So nobody has to sign it, and it is forgotten with the process.
+bound to it (`store/wire/preface.py`). So nobody has to sign it, and it is forgotten with the process.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
 from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
 from rallypoint.launch.reports import Failure, JoinProgress, RankIdentity, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, pack
-from rallypoint.launch.stacks.grouping import machines_of
+from rallypoint.launch.stacks.grouping import machine_activities
 from rallypoint.store.rollcall.events import _KINDS
 from rallypoint.store.rollcall.identity import Identity
 from rallypoint.store.rollcall.judgement import judge
@@ -150,7 +150,7 @@ def of_status() -> Iterator[str]:
     teller = replace(filled(Client), who=filled(Identity, "another"), told=pack(machine))
     snapshot = replace(filled(Snapshot), rosters=((ENDLESS, to_text(roster)),), plan=ENDLESS)
     snapshot = replace(snapshot, clients=(*snapshot.clients, teller))
-    assert machines_of(snapshot)
+    assert machine_activities(snapshot)
     here = Asked([Endpoint("localhost", 1)])
     for roll in (judge(snapshot), roll_of(snapshot)):
         for asked in (

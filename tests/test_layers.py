@@ -41,7 +41,7 @@ PURE = {
     *("rallypoint.text", "rallypoint.codec", "rallypoint.exits"),
     *(f"rallypoint.store.{name}" for name in ("access", "wire", "engine", "rollcall")),
     *(f"rallypoint.launch.stacks.{name}" for name in ("activity", "flight_dumps", "folding", "frames")),
-    *(f"rallypoint.launch.stacks.{name}" for name in ("grouping", "movement", "pace", "words")),
+    *(f"rallypoint.launch.stacks.{name}" for name in ("grouping", "movement", "words")),
     *("rallypoint.store.core", "rallypoint.store.relay.core", "rallypoint.store.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "lookout", "roster")),
     "rallypoint.launch.schedulers",

@@ -24,8 +24,7 @@ from rallypoint.launch.stacks.activity import (
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Frame, is_complete, read_dump
 from rallypoint.launch.stacks.grouping import only, put_together
-from rallypoint.launch.stacks.movement import Movement
-from rallypoint.launch.stacks.pace import Pace
+from rallypoint.launch.stacks.movement import Movement, Pace
 from rallypoint.launch.stacks.words import summary_lines
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"

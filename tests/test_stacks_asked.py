@@ -18,21 +18,26 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
-from rallypoint.launch.stacks import pace, sampler, steps
+from rallypoint.launch.stacks import movement, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
-from rallypoint.launch.stacks.channel import StoreChannel
 from rallypoint.launch.stacks.flight_recorder import PIPES, ask_recorders, with_pipes
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Dump
-from rallypoint.launch.stacks.grouping import Work, put_together
-from rallypoint.launch.stacks.looking import Looker
-from rallypoint.launch.stacks.py_spy import program as py_spy_program
-from rallypoint.launch.stacks.sampler import Sampler
+from rallypoint.launch.stacks.grouping import JobActivity, put_together
+from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
+from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.steps import read_step, step
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
-from rallypoint.launch.stacks.system import children_of, helper_of, look_at, look_elsewhere, mask_of, names_of
-from rallypoint.launch.stacks.watching import answering
+from rallypoint.launch.stacks.system import (
+    children_of,
+    helper_of,
+    mask_of,
+    names_of,
+    read_process,
+    read_process_elsewhere,
+)
+from rallypoint.launch.stacks.tools import program as py_spy_program
+from rallypoint.launch.stacks.watching import StallWatch, StoreChannel, answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
 from rallypoint.watch.status.stacks import all_lines, rank_lines
 
@@ -98,8 +103,10 @@ class Ranks:
         assert process.stdout.readline() == "ready\n"
         return next(each for each in sources_in(self.folder) if each.rank == rank)
 
-    def ask(self, *sources: Source) -> dict[int, Dump]:
-        return ask([Asked(each, each.pid, look_at(each.pid)) for each in sources], SIGNALS)
+    def request_stacks(self, *sources: Source) -> dict[int, Dump]:
+        return request_stacks(
+            [StackRequest(each, each.pid, read_process(each.pid)) for each in sources], SIGNALS
+        )
 
     def end(self) -> None:
         for each in self.processes:
@@ -128,7 +135,7 @@ def awaited(condition: Callable[[], bool]) -> None:
 def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
     sources = {way: ranks.start(f"{script}\nodd()") for way, (script, _) in WAYS.items()}
     for way, (_, call) in WAYS.items():
-        awaited(lambda: call in look_at(sources[way].pid).facts.call)  # noqa: B023
+        awaited(lambda: call in read_process(sources[way].pid).facts.call)  # noqa: B023
     dumps: dict[int, Dump] = {}
 
     def have_answered() -> bool:  # beside a load, one may be late
@@ -140,8 +147,8 @@ def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
         own = fold(dumps[source.pid].stack).own
         assert [each.function for each in own][:2] == ["odd", "<module>"], way
     [child] = children_of(sources["a child"].pid)
-    awaited(lambda: "open() of " in look_at(child).facts.call)
-    answer = ask([Asked(sources["a child"], child, look_at(child))], SIGNALS)
+    awaited(lambda: "open() of " in read_process(child).facts.call)
+    answer = request_stacks([StackRequest(sources["a child"], child, read_process(child))], SIGNALS)
     assert answer[child].stack[0].function == "in_child"
 
 
@@ -174,7 +181,7 @@ def test_a_rank_that_waits_for_a_lock_tells_its_other_threads(ranks: Ranks) -> N
         for way, call in LOCKS.items()
     }
     for source in sources.values():
-        awaited(lambda: look_at(source.pid).facts.call.startswith("waits for a lock"))  # noqa: B023
+        awaited(lambda: read_process(source.pid).facts.call.startswith("waits for a lock"))  # noqa: B023
     dumps = ranks.ask(*sources.values())
     for way, source in sources.items():
         dump = dumps[source.pid]
@@ -200,11 +207,11 @@ odd()
 def test_a_thread_that_holds_the_gil_is_named(ranks: Ranks) -> None:
     ranks.start("import time\ntime.sleep(1000)")
     ranks.start(HELD)
-    looker = Looker(ranks.folder, SIGNALS, 1000.0)
+    sampler = RankSampler(ranks.folder, SIGNALS, 1000.0)
     seen: list[RankActivity] = []
 
     def is_held_for_a_second() -> bool:
-        seen[:] = looker.look().ranks[1:]
+        seen[:] = sampler.sample().ranks[1:]
         return bool(seen[0].lock_holder) and seen[0].still_seconds > 1
 
     awaited(is_held_for_a_second)
@@ -271,11 +278,11 @@ def test_of_a_process_that_c_code_has_forked_the_state_is_told(ranks: Ranks) -> 
         "if ctypes.PyDLL(None).fork() == 0: os.read(ends[0], 1)\nos.wait()"
     )
     [child] = children_of(source.pid)
-    looker = Looker(ranks.folder, SIGNALS, 1.0)
+    sampler = RankSampler(ranks.folder, SIGNALS, 1.0)
     seen: list[RankActivity] = []
 
     def is_told() -> bool:
-        seen[:] = looker.look().ranks
+        seen[:] = sampler.sample().ranks
         return bool(seen[0].children)
 
     awaited(is_told)
@@ -286,11 +293,11 @@ def test_of_a_process_that_c_code_has_forked_the_state_is_told(ranks: Ranks) -> 
 
 def test_the_stack_of_a_rank_that_is_stopped_has_its_age(ranks: Ranks) -> None:
     source = ranks.start("import time\ndef odd(): time.sleep(1000)\nodd()")
-    looker = Looker(ranks.folder, SIGNALS, 1000.0)
-    awaited(lambda: bool(looker.look().ranks[0].stack))
+    sampler = RankSampler(ranks.folder, SIGNALS, 1000.0)
+    awaited(lambda: bool(sampler.sample().ranks[0].stack))
     os.kill(source.pid, signal.SIGSTOP)
-    awaited(lambda: look_at(source.pid).state == "T")
-    [activity] = looker.look().ranks
+    awaited(lambda: read_process(source.pid).state == "T")
+    [activity] = sampler.sample().ranks
     assert activity.stack_seconds > 0
     work = put_together([MachineActivity("a", (activity,))])
     assert stall_lines(work)[0].startswith("rank 0 on a does not answer, last seen 0.")
@@ -302,12 +309,12 @@ def test_the_stack_of_a_rank_that_is_stopped_has_its_age(ranks: Ranks) -> None:
 def test_a_rank_that_is_stopped_is_not_asked_and_goes_on_later(ranks: Ranks) -> None:
     source = ranks.start("import time\ntime.sleep(1000)")
     os.kill(source.pid, signal.SIGSTOP)
-    awaited(lambda: look_at(source.pid).state == "T")
+    awaited(lambda: read_process(source.pid).state == "T")
     assert ranks.ask(source) == {}
     assert not mask_of(source.pid, helper_of(source.pid)).pending
-    assert look_at(source.pid).facts.state.startswith("is stopped")
+    assert read_process(source.pid).facts.state.startswith("is stopped")
     os.kill(source.pid, signal.SIGCONT)
-    awaited(lambda: look_at(source.pid).state == "S")
+    awaited(lambda: read_process(source.pid).state == "S")
     assert source.pid in ranks.ask(source)
 
 
@@ -353,7 +360,7 @@ def test_a_rank_that_ends_while_it_is_asked_ends_as_it_would(ranks: Ranks) -> No
         process.stdin.write("\n")
         process.stdin.flush()
         while process.poll() is None:
-            ask([Asked(source, source.pid, look_at(source.pid))], SIGNALS, 0.0)
+            request_stacks([StackRequest(source, source.pid, read_process(source.pid))], SIGNALS, 0.0)
         assert process.returncode == 0
 
 
@@ -375,7 +382,7 @@ def test_the_rank_is_the_one_that_has_joined_or_else_the_outermost(ranks: Ranks)
     outer = ranks.start(inner)
     awaited(lambda: len(sources_in(ranks.folder)) == 2)
     sources = sources_in(ranks.folder)
-    processes = {each.pid: look_at(each.pid) for each in sources}
+    processes = {each.pid: read_process(each.pid) for each in sources}
     [child] = [each for each in sources if each.pid != outer.pid]
     assert rank_among(sources, processes, []) == outer
     assert rank_among(sources, processes, [child.pid]) == child
@@ -398,17 +405,17 @@ def py_spy() -> None:
 @pytest.mark.usefixtures("py_spy")
 def test_what_does_not_answer_is_looked_into_from_outside(ranks: Ranks) -> None:
     stopped = ranks.start("import os, signal\ndef odd(): os.kill(os.getpid(), signal.SIGSTOP)\nodd()")
-    looker = Looker(ranks.folder, SIGNALS, 1.0)
+    sampler = RankSampler(ranks.folder, SIGNALS, 1.0)
     seen: list[RankActivity] = []
 
     def are_seen() -> bool:
-        seen[:] = looker.look().ranks
+        seen[:] = sampler.sample().ranks
         return bool(seen[0].stack)
 
-    awaited(lambda: look_at(stopped.pid).state == "T")
+    awaited(lambda: read_process(stopped.pid).state == "T")
     awaited(are_seen)
     assert [each.function for each in seen[0].stack] == ["odd", "<module>"]
-    assert look_at(stopped.pid).state == "T", "it is not continued"
+    assert read_process(stopped.pid).state == "T", "it is not continued"
 
 
 def test_a_step_that_is_no_number_is_refused_everywhere_and_a_full_disk_is_no_error(
@@ -448,12 +455,12 @@ class FakeStore(StoreChannel):
     def address(self) -> str:
         return "here:1"
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         machine = unpack(text)
         assert machine is not None
         self.told.append(machine)
 
-    def work(self) -> Work:
+    def activity(self) -> JobActivity:
         return put_together(self.told[-1:])
 
     def announce(self, text: str) -> bool:
@@ -480,7 +487,7 @@ def all_reduce():
 @contextmanager
 def sampled(ranks: Ranks, seconds: float, said: list[list[str]]) -> Iterator[FakeStore]:
     store = FakeStore()
-    watch = Sampler(ranks.folder, SIGNALS, seconds, lambda _: store, said.append)
+    watch = StallWatch(ranks.folder, SIGNALS, seconds, lambda _: store, said.append)
     try:
         yield store
     finally:
@@ -499,7 +506,7 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(
         gathered.append(len(pids))
         return {}
 
-    monkeypatch.setattr(sampler, "gpus_of", gather)
+    monkeypatch.setattr(watching, "gpus_of", gather)
     began = time.monotonic()
     with sampled(ranks, 2.0, said) as store:
         awaited(lambda: bool(said))
@@ -540,11 +547,11 @@ all_reduce()
 
 def test_while_a_collective_moves_data_its_ranks_do_not_stand_still(ranks: Ranks, tmp_path: Path) -> None:
     ranks.start(TRANSFER)
-    looker = Looker(ranks.folder, SIGNALS, 2.0)
+    sampler = RankSampler(ranks.folder, SIGNALS, 2.0)
     seconds: list[float] = []
 
     def idle() -> float:
-        seconds.append(put_together([looker.look()]).idle_seconds)
+        seconds.append(put_together([sampler.sample()]).idle_seconds)
         return seconds[-1]
 
     end = time.monotonic() + 5.0
@@ -571,8 +578,8 @@ def go_on(rank: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks come every half second, whatever the patience is."""
-    monkeypatch.setattr(pace, "_EVERY_SECONDS", 0.5)
+    """Samples come every half second, whatever the patience is."""
+    monkeypatch.setattr(movement, "_EVERY_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -611,10 +618,10 @@ odd()
 
 def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: Ranks, tmp_path: Path) -> None:
     source = ranks.start(SLOW_TO_TELL)
-    looker = Looker(ranks.folder, SIGNALS, 1000.0)
+    sampler = RankSampler(ranks.folder, SIGNALS, 1000.0)
 
     def functions() -> list[str]:
-        return [each.function for each in looker.look().ranks[0].stack]
+        return [each.function for each in sampler.sample().ranks[0].stack]
 
     awaited(lambda: functions() == ["odd", "<module>"])
     go_on(ranks.processes[0])
@@ -640,7 +647,7 @@ def test_it_is_said_before_a_time_out_strikes(ranks: Ranks) -> None:
 def test_who_waits_for_a_rank_that_has_ended_has_less_time(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "_AFTER_END_SECONDS", 1.0)
+    monkeypatch.setattr(movement, "_AFTER_END_SECONDS", 1.0)
     ranks.start(f"{COLLECTIVE}\nall_reduce()")
     early = ranks.start("def load():\n    input()\nload()")
     said: list[list[str]] = []
@@ -713,14 +720,14 @@ def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_system_without_proc_tells_that_a_process_is_there_and_works() -> None:
-    before = look_elsewhere(os.getpid())
+    before = read_process_elsewhere(os.getpid())
     assert (before.is_here, before.parent) == (True, os.getppid())
     assert before.facts.memory > 1 << 20
-    awaited(lambda: sum(range(10_000)) > 0 and look_elsewhere(os.getpid()).wakes > before.wakes)
-    assert look_elsewhere(os.getpid()).began == before.began
+    awaited(lambda: sum(range(10_000)) > 0 and read_process_elsewhere(os.getpid()).wakes > before.wakes)
+    assert read_process_elsewhere(os.getpid()).began == before.began
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert not look_elsewhere(process.pid).is_here
+    assert not read_process_elsewhere(process.pid).is_here
 
 
 def test_the_calls_of_both_architectures_are_known() -> None:

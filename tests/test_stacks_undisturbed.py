@@ -17,7 +17,7 @@ from jobs import free_port
 from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE
-from rallypoint.launch.stacks.looking import Looker
+from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
 
 if sys.platform != "linux":
@@ -39,10 +39,10 @@ def test_no_call_is_shortened_or_fails(tmp_path: Path) -> None:
         )
         for rank in range(RANKS)
     ]
-    looker = Looker(tmp_path, SIGNALS, 1000.0)
+    sampler = RankSampler(tmp_path, SIGNALS, 1000.0)
     answers = 0
     while any(rank.poll() is None for rank in ranks):
-        answers += sum(each.stack_seconds < 0 for each in looker.look().ranks if each.stack)
+        answers += sum(each.stack_seconds < 0 for each in sampler.sample().ranks if each.stack)
         time.sleep(LOOK_SECONDS)
     results = [json.loads(line) for rank in ranks for line in rank.communicate()[0].splitlines()]
     assert {name for name, *_ in results} == set(interruptible.CALLS)
@@ -77,13 +77,13 @@ def test_a_connection_to_a_store_that_opens_late_is_not_delayed(tmp_path: Path) 
         stderr=subprocess.PIPE,
         text=True,
     )
-    looker = Looker(tmp_path, SIGNALS, 1000.0)
+    sampler = RankSampler(tmp_path, SIGNALS, 1000.0)
     stacks: list[str] = []
     deadline = time.monotonic() + 60
     opened = 0.0
     with ExitStack() as ends:
         while rank.poll() is None and time.monotonic() < deadline:
-            found = [frame.function for each in looker.look().ranks for frame in each.stack]
+            found = [frame.function for each in sampler.sample().ranks for frame in each.stack]
             if not stacks and found == ["<module>"]:
                 stacks, opened = found, time.monotonic() + 5
             if opened and time.monotonic() > opened:

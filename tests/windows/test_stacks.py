@@ -14,9 +14,9 @@ import pytest
 from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE
 from rallypoint.launch.stacks.activity import RankActivity
-from rallypoint.launch.stacks.asking import sources_in
 from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.looking import Looker
+from rallypoint.launch.stacks.requesting import sources_in
+from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
 
 pytestmark = pytest.mark.windows
@@ -62,11 +62,11 @@ def awaited(condition: Callable[[], bool]) -> None:
 
 
 def test_a_rank_answers_with_its_line_and_its_threads(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    looker = Looker(tmp_path, SIGNALS, 1000.0)
+    sampler = RankSampler(tmp_path, SIGNALS, 1000.0)
     seen: list[RankActivity] = []
 
     def is_in_odd() -> bool:
-        seen[:] = looker.look().ranks
+        seen[:] = sampler.sample().ranks
         return bool(seen) and bool(seen[0].stack) and fold(seen[0].stack).own[0].function == "odd"
 
     awaited(is_in_odd)
@@ -76,4 +76,4 @@ def test_a_rank_answers_with_its_line_and_its_threads(rank: subprocess.Popen[byt
     assert rank.poll() is None
     rank.kill()
     rank.wait()
-    awaited(lambda: looker.look().ranks[0].ended == "its process is gone")
+    awaited(lambda: sampler.sample().ranks[0].ended == "its process is gone")

@@ -13,7 +13,13 @@ from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
-from rallypoint.launch.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
+from rallypoint.launch.stacks.grouping import (
+    JobActivity,
+    awaited_keys,
+    machine_activities,
+    only,
+    put_together,
+)
 from rallypoint.store.connect.connecting import first_to_answer, format_address
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.question import Question
@@ -59,13 +65,13 @@ def stacks(store: str, ranks: str, all_threads: bool, watch: bool, as_json: bool
 
 
 def _show(places: Endpoints, wanted: Sequence[range], all_threads: bool, as_json: bool) -> int:
-    work, stall = _ask(places, wanted)
-    if work.main is None:
+    job, stall = _ask(places, wanted)
+    if job.main is None:
         raise RallypointError(f"{_NOTHING}: {places}", hint=_HINT)
     if as_json:
-        print(json.dumps({"stall": stall, **all_content(work)}))
+        print(json.dumps({"stall": stall, **all_content(job)}))
     else:
-        print("\n".join(_lines(work, stall, all_threads)))
+        print("\n".join(_lines(job, stall, all_threads)))
     return 1 if stall else 0
 
 
@@ -74,8 +80,8 @@ def _watch(places: Endpoints, wanted: Sequence[range], all_threads: bool) -> Non
     while True:
         news: Hashable
         try:
-            work, stall = _ask(places, wanted)
-            news, lines = (essence(work, None), stall), _lines(work, stall, all_threads)
+            job, stall = _ask(places, wanted)
+            news, lines = (essence(job, None), stall), _lines(job, stall, all_threads)
         except RallypointError as error:
             news, lines = error.message, [f"no answer: {shown(error.message, LONGEST_SENTENCE)}"]
         if news != before:
@@ -84,9 +90,9 @@ def _watch(places: Endpoints, wanted: Sequence[range], all_threads: bool) -> Non
         time.sleep(_PAUSE_SECONDS)
 
 
-def _ask(places: Endpoints, wanted: Sequence[range]) -> tuple[Work, str]:
+def _ask(places: Endpoints, wanted: Sequence[range]) -> tuple[JobActivity, str]:
     snapshot = first_to_answer(places, _look)
-    machines = machines_of(snapshot)
+    machines = machine_activities(snapshot)
     if wanted:
         machines = only(machines, wanted)
     return put_together(machines, awaited_keys(snapshot)), snapshot.stall
@@ -111,10 +117,10 @@ def _look(host: str, port: int, store: str = "") -> Snapshot:
         ) from error
 
 
-def _lines(work: Work, stall: str, all_threads: bool) -> list[str]:
+def _lines(job: JobActivity, stall: str, all_threads: bool) -> list[str]:
     """The summary of a job that stands still is that of the moment; below it is what is so now."""
     told = ["the job stands still:", *stall_lines(stall)] if stall else []
-    return [*told, *all_lines(work, with_summary=not stall, with_threads=all_threads)]
+    return [*told, *all_lines(job, with_summary=not stall, with_threads=all_threads)]
 
 
 def _ranks(text: str) -> list[range]:

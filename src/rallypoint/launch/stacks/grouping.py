@@ -61,7 +61,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Work:
+class JobActivity:
     """What all ranks of a job are doing."""
 
     odd: tuple[Group, ...]
@@ -114,11 +114,11 @@ def _idle_seconds(rank: RankActivity, waits: bool, is_awaited: bool) -> float:
     return 0.0 if rank.facts.computes else min(rank.still_seconds, idle)
 
 
-NO_WORK: Final = Work((), None, 0)
+NO_ACTIVITY: Final = JobActivity((), None, 0)
 """Where nobody tells what the ranks do."""
 
 
-def told_lately(snapshot: Snapshot) -> list[Client]:
+def recent_reporters(snapshot: Snapshot) -> list[Client]:
     """The launchers that have told what their ranks do now: each once, by its newest connection."""
     newest: dict[tuple[str, int], Client] = {}
     for client in tellers(snapshot):
@@ -131,15 +131,15 @@ def told_lately(snapshot: Snapshot) -> list[Client]:
     return list(newest.values())
 
 
-def machines_of(snapshot: Snapshot) -> list[MachineActivity]:
+def machine_activities(snapshot: Snapshot) -> list[MachineActivity]:
     """What the launchers of a job have told of their machines."""
-    machines = (unpack(client.told) for client in told_lately(snapshot))
+    machines = (unpack(client.told) for client in recent_reporters(snapshot))
     return [machine for machine in machines if machine is not None]
 
 
-def work_of(snapshot: Snapshot) -> Work:
+def activity_of(snapshot: Snapshot) -> JobActivity:
     """What all ranks of a job are doing, as its launchers and the store know it."""
-    return put_together(machines_of(snapshot), awaited_keys(snapshot))
+    return put_together(machine_activities(snapshot), awaited_keys(snapshot))
 
 
 def awaited_keys(snapshot: Snapshot) -> dict[int, str]:
@@ -163,7 +163,9 @@ def only(machines: Iterable[MachineActivity], wanted: Sequence[range]) -> list[M
     ]
 
 
-def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str] | None = None) -> Work:
+def put_together(
+    machines: Iterable[MachineActivity], awaited: Mapping[int, str] | None = None
+) -> JobActivity:
     """The ranks of these machines, by what they do. Of a rank that is told twice, the first counts.
 
     `awaited` has the keys for which ranks wait at the store; torch's client is C++, so no stack shows it.
@@ -204,7 +206,7 @@ def put_together(machines: Iterable[MachineActivity], awaited: Mapping[int, str]
     main = _main(found)
     odd = tuple(each for each in found if each is not main)
     unknown = tuple(rank for rank in range(world_size) if rank not in seen)
-    return Work(odd, main, len(seen), unknown)
+    return JobActivity(odd, main, len(seen), unknown)
 
 
 def _is_at_socket(each: RankActivity) -> bool:

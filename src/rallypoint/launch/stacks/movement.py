@@ -1,4 +1,4 @@
-"""Since when a rank stands still or makes no progress, and how fast it steps: from samples of it. Pure.
+"""Since when a rank stands still or makes no progress, how fast it steps, and how long it may wait. Pure.
 
 A rank that trains is often seen at the same line, the one that takes longest. So its stack alone does not
 tell: a rank stands still if its main thread was also hardly ever woken between two samples, as one is that
@@ -18,7 +18,8 @@ The bound on computing is there because an endless loop looks like a long comput
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 from rallypoint.launch.stacks.frames import Frame
 
@@ -93,3 +94,49 @@ class Movement:
             if self._steps and step < self._steps[-1][1]:
                 self._steps.clear()  # it has begun again
             self._steps.append((now, step))
+
+
+_EVERY_SECONDS: Final = 10.0
+_LEAST_SECONDS: Final = 0.5
+_SAMPLES: Final = 8
+"""Samples before the time of a rank is over: only they show for how long it waits."""
+_BEFORE_TIMEOUT: Final = 0.75
+_AFTER_END_SECONDS: Final = 30.0
+"""Who waits for a rank that has ended waits in vain; a rank of another group may be slow, though."""
+_FAMILY_SECONDS: Final = 30.0
+
+
+class Pace(NamedTuple):
+    """What is known of the patience of a job."""
+
+    stall: float
+    """For how long ranks may stand still, as the user says."""
+    timeout: float = inf
+    """The time-out of its process groups."""
+    has_ended: bool = False
+    """Whether a rank has ended while others go on."""
+
+    @property
+    def before_timeout(self) -> float:
+        """A rank that has waited for so long will soon be ended by the time-out."""
+        return _BEFORE_TIMEOUT * self.timeout
+
+    @property
+    def urgent(self) -> float:
+        """For how long a rank may wait for others, even while those make progress."""
+        return min(_AFTER_END_SECONDS if self.has_ended else inf, self.before_timeout)
+
+    @property
+    def waiting(self) -> float:
+        """For how long a rank may wait for others."""
+        return min(self.stall, self.urgent)
+
+    @property
+    def every(self) -> float:
+        """Between two samples."""
+        return max(min(_EVERY_SECONDS, self.waiting / _SAMPLES), _LEAST_SECONDS)
+
+    @property
+    def family_after(self) -> float:
+        """A rank that has stood still for so long is examined further: its threads, its processes."""
+        return min(_FAMILY_SECONDS, self.waiting / 2)

@@ -1,6 +1,7 @@
 """What the operating system knows of a process: its state, the call that it is in, its memory. Linux.
 
 Elsewhere it is only known that it is there, and how much it works. A process of another user tells less.
+Linux also counts how much data a process has moved: a rank in a large transfer is not stuck.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
+import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -93,12 +97,12 @@ class Process(NamedTuple):
 GONE: Final = Process("", ProcessFacts())
 
 
-def look_at(pid: int) -> Process:
+def read_process(pid: int) -> Process:
     """A process of this machine."""
-    return _look_in_proc(pid) if HAS_PROC else look_elsewhere(pid)
+    return _read_from_proc(pid) if HAS_PROC else read_process_elsewhere(pid)
 
 
-def look_elsewhere(pid: int) -> Process:
+def read_process_elsewhere(pid: int) -> Process:
     """A process of a system without /proc. Its CPU time stands for how often it was woken."""
     import psutil
 
@@ -112,23 +116,23 @@ def look_elsewhere(pid: int) -> Process:
     return Process("?", ProcessFacts(memory=memory), int(cpu * _WAKES), began, cpu=cpu, parent=parent)
 
 
-def _look_in_proc(pid: int) -> Process:
+def _read_from_proc(pid: int) -> Process:
     folder = _PROC / str(pid)
     stat = _read(folder / "stat").rpartition(")")[2].split()
     if len(stat) < 20:
         return GONE
-    told = _table(folder / "status")
+    status = _table(folder / "status")
     state = stat[0]
     facts = ProcessFacts(
-        _state_text(folder, state, told),
+        _state_text(folder, state, status),
         _call_text(folder) if state in "SD" else "",
-        _kibibytes(told, "VmRSS"),
-        _kibibytes(told, "VmSwap"),
+        _kibibytes(status, "VmRSS"),
+        _kibibytes(status, "VmSwap"),
     )
     return Process(
         state,
         facts,
-        _whole(told, "voluntary_ctxt_switches", -1),
+        _whole(status, "voluntary_ctxt_switches", -1),
         int(stat[19]),
         (int(stat[11]) + int(stat[12])) / _TICKS,
         int(stat[1]),
@@ -207,11 +211,11 @@ class Mask(NamedTuple):
 
 
 def mask_of(pid: int, tid: int) -> Mask:
-    told = _table(_task(pid, tid) / "status")
-    return Mask(*(_whole(told, name, 0, 16) for name in ("SigBlk", "SigCgt", "SigPnd")))
+    status = _table(_task(pid, tid) / "status")
+    return Mask(*(_whole(status, name, 0, 16) for name in ("SigBlk", "SigCgt", "SigPnd")))
 
 
-def words_at(pid: int, address: int, length: int) -> tuple[int, ...]:
+def memory_words(pid: int, address: int, length: int) -> tuple[int, ...]:
     """Memory of a process, in words of 8 bytes, as far as it may be read."""
     data = _memory(_PROC / str(pid), address, length)
     return tuple(memoryview(data[: len(data) // 8 * 8]).cast("Q"))
@@ -255,11 +259,11 @@ def killed_for_memory(pid: int) -> bool:
     return str(pid) in _KILLED.findall(text.decode(errors="replace"))
 
 
-def _state_text(folder: Path, state: str, told: dict[str, str]) -> str:
+def _state_text(folder: Path, state: str, status: dict[str, str]) -> str:
     text = _STATES.get(state, "")
     if state == _UNINTERRUPTIBLE and (inside := _read(folder / "wchan").strip("\x000 \n")):
         text = f"{text} ({inside})"
-    tracer = _whole(told, "TracerPid", 0)
+    tracer = _whole(status, "TracerPid", 0)
     return f"{text}, and process {tracer} traces it" if tracer else text
 
 
@@ -280,7 +284,7 @@ def _call_text(folder: Path) -> str:
 
 
 def _memory(folder: Path, address: int, length: int) -> bytes:
-    """Some bytes of the process, as far as it is allowed to look."""
+    """Some bytes of the process, as far as they may be read."""
     try:
         with (folder / "mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -313,8 +317,6 @@ def _socket_text(folder: Path, inode: str) -> str:
 
 
 def _host(text: str) -> str:
-    import socket
-
     data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
@@ -327,14 +329,14 @@ def _table(path: Path) -> dict[str, str]:
     return dict(line.split(":", 1) for line in _read(path).splitlines() if ":" in line)
 
 
-def _kibibytes(told: dict[str, str], name: str) -> int:
-    words = told.get(name, "").split()
+def _kibibytes(status: dict[str, str], name: str) -> int:
+    words = status.get(name, "").split()
     return int(words[0]) * 1024 if words and words[0].isdigit() else 0
 
 
-def _whole(told: dict[str, str], name: str, otherwise: int, base: int = 10) -> int:
+def _whole(status: dict[str, str], name: str, otherwise: int, base: int = 10) -> int:
     try:
-        return int(told.get(name, "").strip(), base)
+        return int(status.get(name, "").strip(), base)
     except ValueError:
         return otherwise
 
@@ -351,3 +353,66 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # it is gone, or of another user
         return ""
+
+
+# How much data a process has moved ------------------------------------------------------------------------
+
+_DIAG: Final = 4  # NETLINK_SOCK_DIAG; its structures are those of linux/inet_diag.h and linux/tcp.h
+_BY_FAMILY: Final = 20
+_DUMP: Final = 0x301
+_WITH_INFO: Final = 2
+_ESTABLISHED: Final = 1 << 1
+_DONE: Final = (2, 3)  # an error, or the end
+_INODE_AT: Final = 16 + 68
+_ATTRIBUTES_AT: Final = 16 + 72
+_BYTES_AT: Final = 120
+
+
+def bytes_moved(pid: int, by_socket: Mapping[int, int]) -> int:
+    """Bytes that a process has read from files, and moved over the TCP connections it has, so far."""
+    moved = 0
+    folder = Path("/proc", str(pid))
+    with suppress(OSError):  # it is gone, or of another user
+        for each in (folder / "fd").iterdir():
+            with suppress(FileNotFoundError):
+                found = _SOCKET.fullmatch(os.readlink(each))
+                moved += by_socket.get(int(found[1]), 0) if found else 0
+        moved += int((folder / "io").read_text().split()[1])  # rchar, which leaves out sockets
+    return moved
+
+
+def bytes_by_socket() -> dict[int, int]:
+    """By inode: the bytes that each TCP connection of this machine has moved so far."""
+    found: dict[int, int] = {}
+    if sys.platform == "linux":
+        with suppress(OSError, struct.error):
+            for family in (socket.AF_INET, socket.AF_INET6):
+                _read_from_kernel(family, found)
+    return found
+
+
+def _read_from_kernel(family: int, found: dict[int, int]) -> None:
+    assert sys.platform == "linux"
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
+        kernel.settimeout(1.0)
+        request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, _WITH_INFO, _ESTABLISHED)
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 0, 0) + request)
+        while True:
+            data = kernel.recv(1 << 16)
+            while data:
+                size, kind = struct.unpack_from("=IH", data)
+                if kind in _DONE:
+                    return
+                [inode] = struct.unpack_from("=I", data, _INODE_AT)
+                found[inode] = _moved(data[_ATTRIBUTES_AT:size])
+                data = data[(size + 3) & ~3 :]
+
+
+def _moved(attributes: bytes) -> int:
+    """The bytes that were acknowledged and received, of the attributes of a connection."""
+    while len(attributes) >= 4:
+        size, kind = struct.unpack_from("=HH", attributes)
+        if kind == _WITH_INFO and size >= 4 + _BYTES_AT + 16:
+            return sum(struct.unpack_from("=QQ", attributes, 4 + _BYTES_AT))
+        attributes = attributes[max((size + 3) & ~3, 4) :]
+    return 0

@@ -1,30 +1,288 @@
-"""Watching the ranks of one machine: whether to, how their processes are told, and where it is said."""
+"""Watch the ranks of this machine: a thread of the launcher samples them and reports to the job's store.
+
+`answering` makes the environment in which ranks answer; `watching`, and `RankWatch` for torchrun's agent,
+start the thread. It takes a sample every few seconds, reports it to the store, and keeps it for the report of
+a failure. When ranks have waited for others for as long as is allowed, it takes a few more samples in a row.
+If the ranks have not moved, it combines the reports of all machines and writes the result into the store,
+once; the launcher that has rank 0 prints it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from rallypoint.client.look import look
+from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
-from rallypoint.launch.stacks.asking import forget_all
-from rallypoint.launch.stacks.channel import StoreChannel
-from rallypoint.launch.stacks.flight_recorder import with_pipes
-from rallypoint.launch.stacks.sampler import Sampler
+from rallypoint.launch.stacks.activity import MachineActivity, pack
+from rallypoint.launch.stacks.flight_recorder import ask_recorders, with_pipes
+from rallypoint.launch.stacks.grouping import JobActivity, activity_of, put_together
+from rallypoint.launch.stacks.requesting import forget_all
+from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, stack_signals, stall_seconds
+from rallypoint.launch.stacks.tools import gpus_of
+from rallypoint.launch.stacks.words import stall_lines
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.rollcall.question import Question
-from rallypoint.store.server.process.hosting import host_server
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.question import STALL, STALL_BYTES, Question
+from rallypoint.store.server.process.hosting import HostedServer, host_server
+from rallypoint.text import duration, printable_lines
 
-_PROBE_SECONDS = 5.0
+logger = logging.getLogger("rallypoint.launch.stacks")
+
+_STORE_SECONDS: Final = 5.0
+_STOP_SECONDS: Final = 2.0
+_CLOSER_SAMPLES: Final = 3
+_CLOSER_SECONDS: Final = 0.1
+_ALARM_SECONDS: Final = 0.1
+"""The time between two checks for an alarm."""
+_SETTLING_SECONDS: Final = 0.2
+"""From the first rank that fails to those that fail with it."""
 
 Say = Callable[[list[str]], None]
+
+
+class StoreChannel:
+    """The store of a job, which is one of Rallypoint's.
+
+    `place` is where the ranks of this machine find it, which may be a relay; `view`, where snapshots are
+    requested. A `server` that was started for this ends with it. Each method may raise RallypointError.
+    """
+
+    def __init__(self, place: Endpoint, view: StoreView, server: HostedServer | None = None) -> None:
+        self._view = view
+        self._server = server
+        self._store = TCPStore(*place, timeout=_STORE_SECONDS, role=Role.AGENT)
+
+    @property
+    def address(self) -> str:
+        """Where `rallypoint stacks` can read it."""
+        return self._view.address
+
+    def report(self, text: str) -> None:
+        """Have this machine's activity sent to clients that request a snapshot of the store."""
+        self._store.tell(text)
+
+    def activity(self) -> JobActivity:
+        """What the ranks of all machines do."""
+        view = self._view
+        return activity_of(look(*view.place, Question(), Deadline(_STORE_SECONDS), view.name))
+
+    def announce(self, text: str) -> bool:
+        """Write the report of a stall; False if another launcher has written one."""
+        return self._store.compare_set(STALL, "", text) == text.encode()
+
+    def announced(self) -> str:
+        """The report of the stall; empty if the job makes progress."""
+        if not self._store.check([STALL]):
+            return ""
+        # Anybody may have written it.
+        return printable_lines(bytes(self._store.get(STALL))[:STALL_BYTES].decode(errors="replace"))
+
+    def withdraw(self) -> None:
+        """Remove the report: the job makes progress again."""
+        self._store.delete_key(STALL)
+
+    def close(self) -> None:
+        self._store.close()
+        if self._server is not None:
+            self._server.release()
+
+
+class StallWatch:
+    """The thread. `say` prints lines; `connect` makes the channel, given whether the job stands still."""
+
+    def __init__(
+        self,
+        folder: Path,
+        signals: Sequence[int],
+        stall_seconds: float,
+        connect: Callable[[bool], StoreChannel | None],
+        say: Say,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`environ` is that of the ranks."""
+        self._environ = environ
+        self._folder = folder
+        self._ranks = RankSampler(folder, signals, stall_seconds)
+        self._connect = connect
+        self._channel: StoreChannel | None = None
+        self._say = say
+        self._said = ""
+        self._may_be_over = False
+        self._is_alarmed = False
+        self._is_gathered = False
+        self._has_announced = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rallypoint stacks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop sampling. A turn that is under way has no effect any more."""
+        self._stopped.set()
+        self._thread.join(_STOP_SECONDS)
+        self._leave_channel()
+
+    def _run(self) -> None:
+        pause = self._ranks.pace.every
+        while True:
+            alarm = self._pause(pause)
+            if self._stopped.is_set():
+                return
+            try:
+                pause = self._turn(alarm)
+            except RallypointError:
+                self._leave_channel()  # the store is away, or gone: others report that
+            except Exception:  # the job goes on without being watched
+                logger.warning("what the ranks do is not looked at any more", exc_info=True)
+                return
+            finally:
+                self._ranks.release_failed()
+
+    def _pause(self, seconds: float) -> str | None:
+        """Wait for the next sample; why it comes earlier, if it does."""
+        end = time.monotonic() + seconds
+        while not self._stopped.wait(min(max(end - time.monotonic(), 0.0), _ALARM_SECONDS)):
+            alarm = self._ranks.alarm()
+            if alarm is not None and not self._stopped.wait(_SETTLING_SECONDS):
+                return self._ranks.alarm() or alarm
+            self._ranks.update_timeouts()
+            end = min(end, time.monotonic() + self._ranks.pace.every)
+            if time.monotonic() >= end:
+                break
+        return None
+
+    def _turn(self, alarm: str | None) -> float:
+        """Take a sample, and report what it shows; how long to wait before the next one."""
+        machine = self._ranks.sample(is_brief=alarm is not None)
+        if not machine.ranks:
+            return self._ranks.pace.every
+        reason = alarm or ""
+        if alarm and any(each.doing.waits for each in put_together([machine]).groups):
+            self._is_alarmed = True
+        elif not self._may_be_stalled(machine):
+            self._is_gathered = self._is_alarmed = False
+        elif not self._is_gathered and alarm is None:
+            machine = self._sample_again(machine)
+            pace = self._ranks.pace
+            if put_together([machine]).waiting_seconds >= pace.before_timeout:
+                reason = f"a time-out of {duration(pace.timeout)} is about to strike"
+        if not self._stopped.is_set():
+            reports.report_activity(self._folder, machine)
+            self._report(machine, reason)
+        return self._next_pause(machine)
+
+    def _next_pause(self, machine: MachineActivity) -> float:
+        """The next sample is due as soon as the time of a rank that stands still is over."""
+        pace = self._ranks.pace
+        left = [most - each.still_seconds for each in machine.ranks for most in (pace.waiting, pace.stall)]
+        left += [pace.stall - each.idle_seconds for each in machine.ranks if each.idle_seconds >= 0]
+        return min([pace.every, *(each + _CLOSER_SECONDS for each in left if each > 0)])
+
+    def _leave_channel(self) -> None:
+        channel, self._channel, self._has_announced = self._channel, None, False
+        if channel is not None:
+            channel.close()
+
+    def _may_be_stalled(self, machine: MachineActivity) -> bool:
+        """Whether no rank of this machine makes progress; if so, the other machines are checked as well."""
+        return self._is_urgent(machine) or put_together([machine]).idle_seconds >= self._ranks.pace.stall
+
+    def _is_urgent(self, machine: MachineActivity) -> bool:
+        """Whether a rank has waited for so long that the others do not matter."""
+        pace = self._ranks.pace
+        # After an alarm, they stand still until they move.
+        return put_together([machine]).waiting_seconds >= (pace.every if self._is_alarmed else pace.urgent)
+
+    def _sample_again(self, machine: MachineActivity) -> MachineActivity:
+        """Take a few samples in a row: they show a rank that trains at more than one place.
+
+        If it is a stall, collect what takes long, once.
+        """
+        for _ in range(_CLOSER_SAMPLES):
+            if self._stopped.wait(_CLOSER_SECONDS):
+                break
+            machine = self._ranks.sample()
+            if not self._may_be_stalled(machine):
+                return machine
+        gpus = gpus_of({each.pid for each in machine.ranks})
+        recorded = ask_recorders((each.rank for each in machine.ranks), self._environ)
+        ranks = (
+            replace(
+                each,
+                facts=replace(each.facts, gpu=gpus.get(each.pid, "")),
+                recorded=recorded.get(each.rank, ()),
+            )
+            for each in machine.ranks
+        )
+        self._is_gathered = True
+        return replace(machine, ranks=tuple(ranks))
+
+    def _report(self, machine: MachineActivity, reason: str) -> None:
+        """Report to the store; if it is a stall, write once what all machines do."""
+        stall, own = self._ranks.pace.stall, put_together([machine])
+        is_stalled = self._is_alarmed or self._is_urgent(machine)
+        has_first = any(each.rank == 0 for each in machine.ranks)
+        if self._channel is None:
+            self._channel = self._connect(is_stalled or own.is_stalled(stall))
+        channel = self._channel
+        if channel is None:
+            is_stalled = is_stalled or own.is_stalled(stall)
+            self._say_stall((self._said or _text(own, reason)) if is_stalled else "", says=has_first)
+            return
+        channel.report(pack(machine))
+        living = (each for each in machine.ranks if not each.ended)
+        # One launcher reads all, and only if its own ranks may be stuck: the snapshot of a large job is long.
+        if has_first and all(max(each.idle_seconds, each.still_seconds) >= stall for each in living):
+            is_stalled = is_stalled or _activity_of_all(channel, own).is_stalled(stall)
+        if is_stalled and not self._has_announced and not channel.announced():
+            self._has_announced = channel.announce(_text(_activity_of_all(channel, own), reason))
+        elif self._has_announced and not is_stalled:
+            channel.withdraw()
+            self._has_announced = False
+        if has_first or is_stalled or self._said:
+            self._say_stall(channel.announced(), says=has_first)
+
+    def _say_stall(self, text: str, *, says: bool) -> None:
+        """Keep it for the report of a failure. Print it once, and once that it is over: that takes a second
+        sample, as ranks that are being ended move as well.
+        """
+        if text == self._said or self._stopped.is_set():
+            self._may_be_over = False
+            return
+        if not text and not self._may_be_over:
+            self._may_be_over = True
+            return
+        self._said, self._may_be_over = text, False
+        reports.report_stall(self._folder, text)
+        lines = text.splitlines() if text else ["the ranks go on"]
+        if text and self._channel is not None:
+            lines.append(f"see `rallypoint stacks {self._channel.address}`")
+        if says:
+            self._say(lines)
+
+
+def _activity_of_all(channel: StoreChannel, own: JobActivity) -> JobActivity:
+    """What all machines report; only `own` where a snapshot does not show that, as behind a relay."""
+    found = channel.activity()
+    return found if found.main is not None else own
+
+
+def _text(activity: JobActivity, reason: str) -> str:
+    lines = stall_lines(activity)
+    return "\n".join([f"{reason}: {lines[0]}", *lines[1:]] if reason else lines)
 
 
 def answering(environ: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +320,7 @@ class RankWatch:
                 return
         forget_all(folder)  # of the round before
         self._round.enter_context(_changed(answering({**os.environ, reports.VARIABLE: str(folder)})))
-        sampler = Sampler(
+        sampler = StallWatch(
             folder, self._signals, self._seconds, lambda _: StoreChannel(place, view), self._say
         )
         self._round.callback(sampler.stop)
@@ -100,7 +358,7 @@ def watching(folder: Path, environ: Mapping[str, str], say: Say) -> Iterator[Non
         yield
         return
     found = reports.Reports(folder)
-    sampler = Sampler(folder, signals, stall_seconds(environ), partial(_channel, found), say, environ)
+    sampler = StallWatch(folder, signals, stall_seconds(environ), partial(_channel, found), say, environ)
     try:
         yield
     finally:
@@ -116,7 +374,7 @@ def _channel(found: reports.Reports, is_stalled: bool) -> StoreChannel | None:
     server = None
     try:
         try:
-            look(*place, Question(), Deadline(_PROBE_SECONDS))
+            look(*place, Question(), Deadline(_STORE_SECONDS))
         except NotOursError:
             if not is_stalled:
                 return None

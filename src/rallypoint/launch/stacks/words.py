@@ -10,7 +10,7 @@ from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFac
 from rallypoint.launch.stacks.flight_dumps import as_lines, compare, dump_of
 from rallypoint.launch.stacks.folding import Doing, file_name, fold, is_library
 from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import Group, Work
+from rallypoint.launch.stacks.grouping import Group, JobActivity
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, named_ranks, shown, size
 
 _CHAIN: Final = 3
@@ -25,59 +25,59 @@ _QUIET_SECONDS: Final = 20.0
 _ORDINARY: Final = ("sleeps", "runs")
 
 
-def summary_lines(work: Work) -> list[str]:
+def summary_lines(job: JobActivity) -> list[str]:
     """What most ranks do, and who is elsewhere: the first line, and one or more for each odd group."""
-    if work.main is None:
+    if job.main is None:
         return ["nothing is known of what the ranks do"]
-    first = f"{_how_many(work)} {_verb(work.main)} {_place(work.main)}{_lasting(work.main)}"
-    silent = [f"nothing is known of {named_ranks(work.unknown)}"] if work.unknown else []
-    if work.odd:
-        return [*_with_odd(work, first), *silent]
-    riddle = ": do sizes or order differ, or is the network cut?" if _is_riddle(work) else ""
+    first = f"{_how_many(job)} {_verb(job.main)} {_place(job.main)}{_lasting(job.main)}"
+    silent = [f"nothing is known of {named_ranks(job.unknown)}"] if job.unknown else []
+    if job.odd:
+        return [*_with_odd(job, first), *silent]
+    riddle = ": do sizes or order differ, or is the network cut?" if _is_riddle(job) else ""
     return [f"{first}; {silent[0] if silent else f'no rank is elsewhere{riddle}'}"]
 
 
-def _with_odd(work: Work, first: str) -> list[str]:
-    elsewhere = sum(len(each.members) for each in work.odd)
-    if len(work.odd) == 1:
-        [odd] = work.odd
+def _with_odd(job: JobActivity, first: str) -> list[str]:
+    elsewhere = sum(len(each.members) for each in job.odd)
+    if len(job.odd) == 1:
+        [odd] = job.odd
         who = f"{who_text(odd)} {_is_elsewhere(odd)}:"
         return [f"{first}; {who}", *(f"  {line}" for line in group_lines(odd))]
     lines = [f"{first}; {counted(elsewhere, 'rank')} {'is' if elsewhere == 1 else 'are'} elsewhere:"]
-    for each in work.odd[:_MOST_ODD]:
+    for each in job.odd[:_MOST_ODD]:
         inner = list(group_lines(each))
         ended = f" {_is_elsewhere(each)}:" if each.ended or each.is_silent else ":"
         lines += [f"  {who_text(each)}{ended} {inner[0]}", *(f"    {line}" for line in inner[1:])]
-    rest = work.odd[_MOST_ODD:]
+    rest = job.odd[_MOST_ODD:]
     if rest:
         ranks = sum(len(each.members) for each in rest)
         lines.append(f"  and {counted(ranks, 'rank')} at {counted(len(rest), 'other place')}")
     return lines
 
 
-def _is_riddle(work: Work) -> bool:
+def _is_riddle(job: JobActivity) -> bool:
     """Whether all wait for each other, and have for long."""
-    main = work.main
-    return main is not None and main.doing.waits and work.size > 1 and main.still_seconds >= _LONG_SECONDS
+    main = job.main
+    return main is not None and main.doing.waits and job.size > 1 and main.still_seconds >= _LONG_SECONDS
 
 
-def standstill(work: Work) -> str:
+def standstill(job: JobActivity) -> str:
     """Who holds up a job that makes no progress, in a line; nothing while it makes some."""
-    if work.main is None or not work.is_stalled(_QUIET_SECONDS):
+    if job.main is None or not job.is_stalled(_QUIET_SECONDS):
         return ""
-    if not work.odd:
-        return summary_lines(work)[0]
-    first, *others = work.odd
+    if not job.odd:
+        return summary_lines(job)[0]
+    first, *others = job.odd
     rest = sum(len(each.members) for each in others)
     more = f"; {counted(rest, 'more rank')} elsewhere" if rest else ""
     return f"{who_text(first)} {_is_elsewhere(first)}: {chain_text(first.doing) or 'no stack yet'}{more}"
 
 
-def stall_lines(work: Work) -> list[str]:
+def stall_lines(job: JobActivity) -> list[str]:
     """All that is said of a job that stands still."""
-    members = [each for group in work.groups for each in group.members]
+    members = [each for group in job.groups for each in group.members]
     dumps = [dump_of(each.rank, each.recorded) for each in members if each.recorded]
-    return [*summary_lines(work), *(as_lines(dumps, compare(dumps)) if dumps else [])]
+    return [*summary_lines(job), *(as_lines(dumps, compare(dumps)) if dumps else [])]
 
 
 def last_place(machine: MachineActivity, rank: int) -> list[str]:
@@ -143,12 +143,12 @@ def facts_lines(each: RankActivity) -> list[str]:
     return [shown(text, LONGEST_SENTENCE) for text in told if text]
 
 
-def _how_many(work: Work) -> str:
-    assert work.main is not None
-    count = len(work.main.members)
-    if count == work.size:
-        return f"all {count:,} ranks" if count > 1 else who_text(work.main)
-    return f"{count:,} of {work.size:,} ranks"
+def _how_many(job: JobActivity) -> str:
+    assert job.main is not None
+    count = len(job.main.members)
+    if count == job.size:
+        return f"all {count:,} ranks" if count > 1 else who_text(job.main)
+    return f"{count:,} of {job.size:,} ranks"
 
 
 def _verb(group: Group) -> str:

@@ -13,7 +13,7 @@ from rallypoint.client.look import check_name, look, look_at_round, look_through
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.stacks.grouping import NO_WORK, Work, work_of
+from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity, activity_of
 from rallypoint.launch.stacks.words import standstill
 from rallypoint.store.connect.connecting import connect, first_to_answer, format_address
 from rallypoint.store.connect.connection import Connection
@@ -118,16 +118,16 @@ class RollReport:
             self.snapshot.error_count,
             self.snapshot.stall,
             self.snapshot.keys,
-            bool(standstill(self.work)),
-            stacks.essence(self.work, self.asked.rank)
+            bool(standstill(self.activity)),
+            stacks.essence(self.activity, self.asked.rank)
             if self.asked.stacks or self.asked.rank is not None
             else None,
         )
 
     @cached_property
-    def work(self) -> Work:
+    def activity(self) -> JobActivity:
         """What the ranks do, unless keys or waits alone are asked for."""
-        return NO_WORK if self.asked.waits or self.asked.keys else work_of(self.snapshot)
+        return NO_ACTIVITY if self.asked.waits or self.asked.keys else activity_of(self.snapshot)
 
     def lines(self, width: int | None = None) -> list[str]:
         if self.asked.waits:
@@ -137,9 +137,9 @@ class RollReport:
         if self.asked.rank is not None:
             return [
                 *rolls.one_rank(self.snapshot, self.roll, self.asked.rank),
-                *stacks.rank_lines(self.work, self.asked.rank),
+                *stacks.rank_lines(self.activity, self.asked.rank),
             ]
-        return rolls.summary(self.snapshot, self.roll, width, head=self.head, work=self.work)
+        return rolls.summary(self.snapshot, self.roll, width, head=self.head, job=self.activity)
 
     @property
     def below(self) -> list[str]:
@@ -147,14 +147,16 @@ class RollReport:
         what the ranks do.
         """
         is_summary = not self.asked.waits and not self.asked.keys and self.asked.rank is None
-        told = rolls.stall_lines(self.snapshot.stall) if is_summary else []
-        return [*told, "", *stacks.all_lines(self.work, with_summary=not told)] if self.asked.stacks else told
+        stall = rolls.stall_lines(self.snapshot.stall) if is_summary else []
+        if not self.asked.stacks:
+            return stall
+        return [*stall, "", *stacks.all_lines(self.activity, with_summary=not stall)]
 
     def content(self) -> dict[str, Any]:
         """For JSON."""
         roll = self.roll
         judged = {
-            "headline": rolls.first_line(roll, self.work),
+            "headline": rolls.first_line(roll, self.activity),
             "joined": roll.joined,
             "missing": [each.rank for each in roll.missing],
             "unseen": [each.rank for each in roll.unseen],
@@ -162,9 +164,9 @@ class RollReport:
         }
         told: dict[str, Any] = {}
         if self.asked.stacks:
-            told = {"work": stacks.all_content(self.work)}
+            told = {"work": stacks.all_content(self.activity)}
         elif self.asked.rank is not None:
-            told = {"activity": stacks.rank_content(self.work, self.asked.rank)}
+            told = {"activity": stacks.rank_content(self.activity, self.asked.rank)}
         return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True), **told}
 
 

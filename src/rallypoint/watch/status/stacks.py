@@ -10,7 +10,7 @@ from rallypoint.codec import to_json
 from rallypoint.launch.stacks.activity import RankActivity
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import Group, Work
+from rallypoint.launch.stacks.grouping import Group, JobActivity
 from rallypoint.launch.stacks.words import (
     STILL_SECONDS,
     chain_text,
@@ -29,16 +29,16 @@ _MOST_FRAMES: Final = 20
 _MOST_THREADS: Final = 16
 
 
-def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> list[str]:
+def all_lines(job: JobActivity, *, with_summary: bool, with_threads: bool = False) -> list[str]:
     """What most do and who is elsewhere; then, of each group, the rank that is stillest.
 
     Without the summary for a job that stands still: what was found out about that has been printed.
     """
-    if work.main is None:
+    if job.main is None:
         return ["what the ranks do is not known: no launcher tells"]
-    groups = work.groups
+    groups = job.groups
     named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
-    lines = summary_lines(work) if with_summary else []
+    lines = summary_lines(job) if with_summary else []
     for each in named:
         example = each.example
         of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
@@ -52,9 +52,9 @@ def all_lines(work: Work, *, with_summary: bool, with_threads: bool = False) -> 
     return lines
 
 
-def rank_lines(work: Work, rank: int) -> list[str]:
+def rank_lines(job: JobActivity, rank: int) -> list[str]:
     """What one rank does; nothing if no launcher tells."""
-    activity = _find(work, rank)
+    activity = _find(job, rank)
     if activity is None:
         return []
     where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
@@ -69,11 +69,11 @@ def rank_lines(work: Work, rank: int) -> list[str]:
     return [*chain.from_iterable(lines), *_family(activity, with_threads=True)]
 
 
-def essence(work: Work, rank: int | None) -> Hashable:
+def essence(job: JobActivity, rank: int | None) -> Hashable:
     """What of it is news when it changes: who is where, or where one rank is."""
     if rank is None:
-        return tuple((tuple(each.ranks), each.doing, each.ended) for each in work.groups)
-    activity = _find(work, rank)
+        return tuple((tuple(each.ranks), each.doing, each.ended) for each in job.groups)
+    activity = _find(job, rank)
     return activity and (fold(activity.stack), activity.ended)
 
 
@@ -112,20 +112,20 @@ def _stack(stack: Sequence[Frame]) -> list[str]:
     return [*lines, f"  and {counted(more, 'more frame')}"] if more > 0 else lines
 
 
-def _find(work: Work, rank: int) -> RankActivity | None:
-    members = (each for group in work.groups for each in group.members)
+def _find(job: JobActivity, rank: int) -> RankActivity | None:
+    members = (each for group in job.groups for each in group.members)
     return next((each for each in members if each.rank == rank), None)
 
 
 # For JSON
 
 
-def all_content(work: Work) -> dict[str, Any]:
+def all_content(job: JobActivity) -> dict[str, Any]:
     """The summary, and all groups, the odd ones first, with all that is told of their ranks."""
-    lines = summary_lines(work) if work.main is not None else []
+    lines = summary_lines(job) if job.main is not None else []
     return {
         "summary": lines,
-        "groups": [_group_content(each, each is work.main) for each in work.groups],
+        "groups": [_group_content(each, each is job.main) for each in job.groups],
     }
 
 
@@ -141,7 +141,7 @@ def _group_content(group: Group, is_main: bool) -> dict[str, Any]:
     }
 
 
-def rank_content(work: Work, rank: int) -> dict[str, Any] | None:
+def rank_content(job: JobActivity, rank: int) -> dict[str, Any] | None:
     """What is told of a rank; None: nothing."""
-    activity = _find(work, rank)
+    activity = _find(job, rank)
     return to_json(activity) if activity is not None else None

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from rallypoint.launch.stacks.grouping import NO_WORK, Work
+from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity
 from rallypoint.launch.stacks.words import standstill
 from rallypoint.store.rollcall.clients import KnownClient, gather
 from rallypoint.store.rollcall.identity import Role, Source
@@ -66,21 +66,26 @@ _T = TypeVar("_T")
 # One screen
 
 
-def first_line(roll: Roll, work: Work) -> str:
+def first_line(roll: Roll, job: JobActivity) -> str:
     """The headline; if all ranks are here and the job stalls, first what holds it up."""
-    why = standstill(work) if not (roll.trouble or roll.missing or roll.unseen) else ""
-    stalled = f"no progress for {duration(work.idle_seconds)}: {why}; " if why else ""
+    why = standstill(job) if not (roll.trouble or roll.missing or roll.unseen) else ""
+    stalled = f"no progress for {duration(job.idle_seconds)}: {why}; " if why else ""
     return stalled + headline(roll)
 
 
 def summary(
-    snapshot: Snapshot, roll: Roll, width: int | None = None, *, head: str = "", work: Work = NO_WORK
+    snapshot: Snapshot,
+    roll: Roll,
+    width: int | None = None,
+    *,
+    head: str = "",
+    job: JobActivity = NO_ACTIVITY,
 ) -> list[str]:
     """All that matters, for a screen of 24 lines; they end at the width, if there is one.
 
-    `head` is where the server of a relay is, if that is known; `work` is what the ranks do.
+    `head` is where the server of a relay is, if that is known; `job` is what the ranks do.
     """
-    text = first_line(roll, work)
+    text = first_line(roll, job)
     rows = [text] if width is None else textwrap.wrap(text, width, break_on_hyphens=False)
     if len(rows) > _HEADLINE_ROWS:
         rows = [*rows[: _HEADLINE_ROWS - 1], f"{rows[_HEADLINE_ROWS - 1]} ..."]

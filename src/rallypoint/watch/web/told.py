@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.launch.stacks.grouping import NO_WORK, Work, awaited_keys, put_together, told_lately
+from rallypoint.launch.stacks.grouping import (
+    NO_ACTIVITY,
+    JobActivity,
+    awaited_keys,
+    put_together,
+    recent_reporters,
+)
 from rallypoint.store.rollcall.snapshot import Snapshot
 
 
@@ -28,11 +34,11 @@ class RankTold(NamedTuple):
 class Told:
     """What all ranks do."""
 
-    work: Work
+    work: JobActivity
     ranks: Mapping[int, RankTold] = field(default_factory=dict)
 
 
-NOTHING_TOLD: Final = Told(NO_WORK)
+NOTHING_TOLD: Final = Told(NO_ACTIVITY)
 
 
 class Reader:
@@ -53,7 +59,7 @@ class Reader:
     def _read(self, snapshot: Snapshot) -> Told:
         before, unpacked = self._unpacked, dict[str, MachineActivity | None]()
         ranks: dict[int, RankTold] = {}
-        for client in told_lately(snapshot):
+        for client in recent_reporters(snapshot):
             text = client.told
             machine = unpacked[text] = before[text] if text in before else unpack(text)
             if machine is not None:

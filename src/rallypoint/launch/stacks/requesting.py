@@ -1,13 +1,13 @@
-"""Asking processes for their stacks: a signal to their helper threads, and what they write into their files.
+"""Requesting stacks from processes: a signal to their helper threads, and what they write into their files.
 
 No signal is ever sent to another thread, as it would interrupt its system call: even with SA_RESTART, many
-calls fail or return early then (signal(7)). First the helper thread is asked, which waits for the first
+calls fail or return early then (signal(7)). First the helper thread is signalled, which waits for the first
 signal, and writes the stacks of all threads once it has the interpreter lock (GIL). If it does not get it,
 another thread keeps the GIL in C code. Then the second signal has `faulthandler` write the stacks, still in
 the helper thread. Only then: a thread that runs Python changes its frames while they are read.
 
 A signal without a handler would end the process. So before each one, /proc must say that the helper thread
-waits for the first signal, or handles the second. A process that is stopped is not asked: the signals would
+waits for the first signal, or handles the second. A process that is stopped gets none: the signals would
 wait, and it would answer them all later. Neither is one without a helper thread, such as a fork of C code.
 
 Windows has no such signals. There, a thread of the rank waits for an event that has the name of its file, and
@@ -35,12 +35,12 @@ from rallypoint.launch.stacks.system import (
     Process,
     Task,
     helper_of,
-    look_at,
     mask_of,
+    memory_words,
     opens,
+    read_process,
     signal_thread,
     tasks_of,
-    words_at,
 )
 
 _NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})\.txt")
@@ -73,8 +73,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A process to ask: the maker of a file, or one that it has forked; and how it stands now."""
+class StackRequest:
+    """A process whose stack is wanted, as it stands now: the maker of a file, or one that it has forked."""
 
     source: Source
     pid: int
@@ -101,34 +101,38 @@ def forget_all(folder: Path) -> None:
                 each.unlink()
 
 
-def ask(
-    asked: Sequence[Asked], signals: Sequence[int], seconds: float = INTERPRETER_SECONDS
+def request_stacks(
+    requests: Sequence[StackRequest], signals: Sequence[int], seconds: float = INTERPRETER_SECONDS
 ) -> dict[int, Dump]:
     """The stacks of processes, by their numbers, as far as they answer: each signal is given `seconds`.
 
-    Those that share a file are asked one after the other.
+    Those that share a file have their turns one after the other.
     """
     dumps: dict[int, Dump] = {}
-    waiting = list(asked)
+    waiting = list(requests)
     while waiting:
-        turn: dict[Path, Asked] = {}
+        turn: dict[Path, StackRequest] = {}
         for each in waiting:
             turn.setdefault(each.source.path, each)
         waiting = [each for each in waiting if turn[each.source.path] is not each]
-        silent = _ask_turn(list(turn.values()), signals[0], seconds, dumps)
+        silent = _request_turn(list(turn.values()), signals[0], seconds, dumps)
         for second in signals[1:]:
             held = _with_lock_held(silent, dumps)
             able = [each for each, _ in held if mask_of(each.pid, each.helper).caught & 1 << (second - 1)]
-            _ask_turn(able, second, seconds, dumps)  # it would end a process that does not handle it any more
+            _request_turn(
+                able, second, seconds, dumps
+            )  # it would end a process that does not handle it any more
             for each, tasks in held:
                 if each.pid in dumps:
                     dumps[each.pid] = _with_holder(dumps[each.pid], each, tasks)
     return dumps
 
 
-def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[int, Dump]) -> list[Asked]:
-    """Ask processes, each with a file of its own; returns those that were asked, and did not answer."""
-    sent = [each for each in asked if _send(each, number)]
+def _request_turn(
+    requests: Sequence[StackRequest], number: int, seconds: float, dumps: dict[int, Dump]
+) -> list[StackRequest]:
+    """Signal processes, each with a file of its own; returns those that were signalled and did not answer."""
+    sent = [each for each in requests if _send(each, number)]
     deadline = time.monotonic() + seconds
     silent = []
     for each in sent:
@@ -142,7 +146,9 @@ def _ask_turn(asked: Sequence[Asked], number: int, seconds: float, dumps: dict[i
     return silent
 
 
-def _with_lock_held(silent: Sequence[Asked], dumps: dict[int, Dump]) -> list[tuple[Asked, list[Task]]]:
+def _with_lock_held(
+    silent: Sequence[StackRequest], dumps: dict[int, Dump]
+) -> list[tuple[StackRequest, list[Task]]]:
     """The processes in which a thread keeps the GIL in C code; with their threads.
 
     Their helper threads have waited for the GIL in vain. A process may still answer meanwhile.
@@ -183,15 +189,15 @@ def _is_in_c(helper: int, before: Sequence[Task], tasks: Sequence[Task]) -> bool
     return has_requested and asleep and len(busy) <= 1
 
 
-def _with_holder(dump: Dump, each: Asked, tasks: Sequence[Task]) -> Dump:
+def _with_holder(dump: Dump, each: StackRequest, tasks: Sequence[Task]) -> Dump:
     """A dump with the thread that holds the GIL, unless that is the main thread.
 
     The helper thread waits for the GIL inside a structure of Python's that begins with a pointer to the
     state of the holder; that state has the number that stands in the dump. So no offset needs to be known.
     """
     lock = next((task.argument for task in tasks if task.tid == each.helper), 0)
-    for pointer in words_at(each.pid, lock // 8 * 8 - _LOCK_BYTES, _LOCK_BYTES):
-        state = words_at(each.pid, pointer, _STATE_BYTES) if pointer > _LEAST_ADDRESS else ()
+    for pointer in memory_words(each.pid, lock // 8 * 8 - _LOCK_BYTES, _LOCK_BYTES):
+        state = memory_words(each.pid, pointer, _STATE_BYTES) if pointer > _LEAST_ADDRESS else ()
         found = [at for at, ident in enumerate(dump.idents) if ident in state]
         if len(found) == 1:
             is_main = found[0] == len(dump.threads) - 1
@@ -213,23 +219,23 @@ def rank_among(
     for pid, each in here.items():
         parent = processes[pid].parent
         while parent > 1 and parent not in here:
-            parent = look_at(parent).parent
+            parent = read_process(parent).parent
         if parent <= 1:
             return each
     return None
 
 
-def _send(each: Asked, number: int) -> bool:
+def _send(each: StackRequest, number: int) -> bool:
     """Send the signal, if the process can take it."""
     process, pid, source = each.process, each.pid, each.source
     if HAS_PROC:
-        if not process.is_here or process.state in STOPPED or look_at(pid).began != process.began:
+        if not process.is_here or process.state in STOPPED or read_process(pid).began != process.began:
             return False
         _clear(source.path)
         mask, bit = mask_of(pid, each.helper), 1 << (number - 1)
         if mask.caught & bit:
             is_safe = not mask.pending & bit and opens(pid, source.path)
-        elif mask.blocked & bit:  # it has not answered an earlier look yet
+        elif mask.blocked & bit:  # it has not answered an earlier request yet
             return True
         else:
             is_safe = mask.blocked & _USUAL == _USUAL  # all are, but for the one that it waits for

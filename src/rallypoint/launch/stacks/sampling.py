@@ -1,7 +1,6 @@
-"""Looking at the ranks of this machine: which process each of them is, what it does, and for how long.
+"""Sampling the ranks of this machine: which process each of them is, what it does, and for how long.
 
-One look after the other: what was seen before says whether a rank has moved, and is what is told of one that
-does not answer any more.
+The previous sample shows whether a rank has moved, and is reported for one that does not answer any more.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from typing import Final
 
 from rallypoint.launch import reports
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
-from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Dump, Frame, Stack
-from rallypoint.launch.stacks.movement import Movement
-from rallypoint.launch.stacks.pace import Pace
-from rallypoint.launch.stacks.py_spy import look_into
+from rallypoint.launch.stacks.movement import Movement, Pace
+from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
 from rallypoint.launch.stacks.steps import read_step
 from rallypoint.launch.stacks.system import (
     GONE,
     HAS_PROC,
     STOPPED,
     Process,
+    bytes_by_socket,
+    bytes_moved,
     children_of,
     killed_for_memory,
     load_per_core,
-    look_at,
     opens,
+    read_process,
 )
-from rallypoint.launch.stacks.transfers import bytes_by_socket, bytes_moved
+from rallypoint.launch.stacks.tools import py_spy_stack
 from rallypoint.text import named_ranks
 
 _MOST_CHILDREN: Final = 16
@@ -69,12 +68,12 @@ class _Known:
     """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
     children: tuple[Child, ...] = ()
     is_seen: bool = False
-    """Whether it was looked into from outside, as it does not answer."""
+    """Whether py-spy has read its stack, as it does not answer."""
     cores: float = -1.0
     step: int = -1
     stepped: float = 0.0
     moved: tuple[float, int] | None = None
-    """When it was last asked how many bytes it had moved, and the answer."""
+    """When it was last read how many bytes it had moved, and how many."""
 
     @property
     def facts(self) -> ProcessFacts:
@@ -87,8 +86,8 @@ class _Known:
         self.process, self.looked = process, now
 
 
-class Looker:
-    """The ranks of this machine, look after look; they write into `folder`."""
+class RankSampler:
+    """The ranks of this machine, sample by sample; they write into `folder`."""
 
     def __init__(self, folder: Path, signals: Sequence[int], stall_seconds: float) -> None:
         self._folder = folder
@@ -97,31 +96,31 @@ class Looker:
         self._known: dict[int, _Known] = {}
         self._joined = 0
         self._ending: list[str] = []
-        """The files of ranks that wait for a look before they end."""
+        """The files of ranks that wait for a sample before they end."""
         self.pace = Pace(stall_seconds)
 
-    def look(self, *, is_brief: bool = False) -> MachineActivity:
-        """Ask each rank of this machine once. A brief look leaves out what may take long."""
+    def sample(self, *, is_brief: bool = False) -> MachineActivity:
+        """Request the stacks of each rank once. A brief sample leaves out what may take long."""
         now = time.monotonic()
-        joined = self._learn()
-        asked = []
+        joined = self._read_joined()
+        requests = []
         failed = self._failed()
         for rank, group in groupby(sources_in(self._folder), key=lambda each: each.rank):
             pids = [each.pid for each in joined if each.rank == rank]
             known = self._find(rank, list(group), pids, now)
             if known is not None:
                 known.step, known.stepped = read_step(self._folder, rank, known.source.pid)
-                asked.append(Asked(known.source, known.source.pid, known.process))
-        self._find_transfers(asked, now)
-        dumps = ask([each for each in asked if each.pid not in failed], self._signals)
+                requests.append(StackRequest(known.source, known.source.pid, known.process))
+        self._find_transfers(requests, now)
+        dumps = request_stacks([each for each in requests if each.pid not in failed], self._signals)
         failed = self._failed()  # some may have failed meanwhile
-        for each in asked:
+        for each in requests:
             known = self._known[each.source.rank]
             if each.pid in failed:
                 self._note_failed(known, failed[each.pid], now)
                 continue
             self._note(known, dumps.get(each.pid), now)
-            self._look_around(known, now, is_brief)
+            self._examine(known, now, is_brief)
         has_ended = any(each.ended for each in self._known.values())
         self.pace = self.pace._replace(has_ended=has_ended)
         ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
@@ -133,10 +132,10 @@ class Looker:
         return {each.who.pid: each.stack for each in self._reports.failures()}
 
     def alarm(self) -> str | None:
-        """Why to look now; None if there is no reason. Empty if ranks end only because another one does.
+        """Why to take a sample now; None: no reason. Empty if ranks end only because another one does.
 
         Ranks whose time-out has struck, and those that have lost their connection to one of these, wait for
-        the look, two seconds at most: when the first of them ends, torchrun ends all others.
+        the sample, two seconds at most: when the first of them ends, torchrun ends all others.
         """
         try:
             self._ending = [name for name in os.listdir(self._folder) if name.startswith(reports.ENDING)]
@@ -149,19 +148,19 @@ class Looker:
         ranks = sorted({each.who.rank for each in failures if each.is_timeout})
         return f"a time-out has struck {named_ranks(ranks)}" if ranks else ""
 
-    def let_end(self) -> None:
-        """Let the ranks end that the last alarm was about."""
+    def release_failed(self) -> None:
+        """Let the ranks end that caused the last alarm."""
         for name in self._ending:
             with suppress(OSError):
                 (self._folder / name).unlink()
         self._ending = []
 
-    def learn(self) -> None:
-        """Take up the time-outs of ranks that have joined since then: the next look may be an earlier one."""
+    def update_timeouts(self) -> None:
+        """Read the time-outs of ranks that joined since then; they may make the next sample due earlier."""
         if self._reports.count_joined() != self._joined:
-            self._learn()
+            self._read_joined()
 
-    def _learn(self) -> list[reports.RankIdentity]:
+    def _read_joined(self) -> list[reports.RankIdentity]:
         self._joined = self._reports.count_joined()
         joined = self._reports.joined()
         last_try = max((each.tries for each in joined), default=0)
@@ -173,7 +172,7 @@ class Looker:
         """The process that is a rank, as it stands now; None if it has ended."""
         known = self._known.get(rank)
         if known is not None and not known.ended:
-            process = look_at(known.source.pid)
+            process = read_process(known.source.pid)
             is_here = process.is_here and process.began == known.process.began
             if is_here and not _is_outdone(known.source, sources, joined):
                 known.note(process, now)
@@ -183,7 +182,7 @@ class Looker:
                 known.left_behind = {each.pid for each in sources}
         behind = known.left_behind if known is not None else set()
         sources = [each for each in sources if each.pid not in behind and _is_open(each)]
-        processes = {each.pid: look_at(each.pid) for each in sources}
+        processes = {each.pid: read_process(each.pid) for each in sources}
         source = rank_among(sources, processes, joined)
         if source is None:
             return None
@@ -210,7 +209,7 @@ class Looker:
         """Whether a rank that has long been at one place has a process that computes for it."""
         if known.movement.same_seconds(now) < self.pace.family_after:
             return False
-        return any(look_at(pid).state == "R" for pid in children_of(known.source.pid)[:_MOST_CHILDREN])
+        return any(read_process(pid).state == "R" for pid in children_of(known.source.pid)[:_MOST_CHILDREN])
 
     def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
         """Its stack is that of its exception; what it does now is to end."""
@@ -219,23 +218,23 @@ class Looker:
             known.stack, known.seen = stack, now
             known.movement.note(now, stack, -1, known.step)
 
-    def _look_around(self, known: _Known, now: float, is_brief: bool) -> None:
-        """What is asked only of a rank that does not answer, or stands still."""
+    def _examine(self, known: _Known, now: float, is_brief: bool) -> None:
+        """Collect what is of interest only for a rank that does not answer, or stands still."""
         after = self.pace.family_after
         if now - known.answered > after and not known.is_seen and not is_brief:
             known.is_seen = True
-            if stack := look_into(known.source.pid):
+            if stack := py_spy_stack(known.source.pid):
                 known.stack, known.seen = stack, now
                 known.movement.restate((*known.lock_holder, *stack))
         is_still = known.movement.still_seconds(now) >= after and not fold(known.stack).waits
         if is_still and not is_brief and known.process.state not in STOPPED:
             known.children = self._children(known.source)
 
-    def _find_transfers(self, asked: Sequence[Asked], now: float) -> None:
+    def _find_transfers(self, requests: Sequence[StackRequest], now: float) -> None:
         """Which of the ranks that have long been at one place move data meanwhile."""
         long_there = [
             known
-            for known in (self._known[each.source.rank] for each in asked)
+            for known in (self._known[each.source.rank] for each in requests)
             if known.movement.same_seconds(now) >= self.pace.family_after
             and (known.moved is None or now - known.moved[0] >= _TRANSFER_SECONDS)
         ]
@@ -251,11 +250,13 @@ class Looker:
         Of a forked one that does not answer, only its state in the system is known.
         """
         own = {each.pid: each for each in sources_in(self._folder) if each.rank == source.rank}
-        looked = [(pid, look_at(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
-        dumps = ask([Asked(own.get(pid, source), pid, process) for pid, process in looked], self._signals)
+        found = [(pid, read_process(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
+        dumps = request_stacks(
+            [StackRequest(own.get(pid, source), pid, process) for pid, process in found], self._signals
+        )
         return tuple(
             Child(pid, dumps[pid].stack if pid in dumps else (), process.facts)
-            for pid, process in looked
+            for pid, process in found
             if pid in dumps or opens(pid, source.path)
         )
 
@@ -272,7 +273,7 @@ def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int])
 
 def _is_open(source: Source) -> bool:
     """Whether its process is there; else its file is removed, as the number may be used again."""
-    if not HAS_PROC or look_at(source.pid).is_here:
+    if not HAS_PROC or read_process(source.pid).is_here:
         return True
     with suppress(OSError):
         source.path.unlink()

@@ -37,8 +37,8 @@ from rallypoint.store.relay.core import long_values, ranks, relay, upstream
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.roll import stall_text
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.store.rollcall.words import stall_text
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.form import WholeRequests

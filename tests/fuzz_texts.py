@@ -21,14 +21,13 @@ from rallypoint.explain.report import as_text
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.rollcall.events import to_line
+from rallypoint.store.rollcall.events import RelayEvents, to_line
 from rallypoint.store.rollcall.identity import HELLO, parse_hello
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import Plan, meetings_of
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.rollcall.relay_events import Overheard
+from rallypoint.store.rollcall.roll import stall_text
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.store.rollcall.words import stall_text
 from rallypoint.store.wire.encoding import blob
 from rallypoint.watch.status.summary import summary
 from rallypoint.watch.timeline import words as timeline_words
@@ -60,9 +59,9 @@ def _snapshot(data: bytes) -> None:
     assert Snapshot.from_json(told.to_json()) == told
     roll = judge(told)
     _say(*summary(told, roll), stall_text(roll, 3.0))
-    heard = Overheard()
+    heard = RelayEvents()
     for _ in range(2):
-        for event in heard.hear(told, lambda key: len(key) % 2 == 0):
+        for event in heard.read(told, lambda key: len(key) % 2 == 0):
             _say(to_line(event, 1))
 
 

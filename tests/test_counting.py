@@ -32,8 +32,8 @@ from rallypoint.errors import ProtocolError
 from rallypoint.store.core.front import Front
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.rollcall.clients import whole
 from rallypoint.store.rollcall.snapshot import Operation, Snapshot
-from rallypoint.store.rollcall.workers import whole
 from rallypoint.store.wire import repeated
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import Op

@@ -51,9 +51,8 @@ from rallypoint.store.rollcall.events import _KINDS
 from rallypoint.store.rollcall.identity import Identity
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import JobRound
-from rallypoint.store.rollcall.roll import RankState, Roll, Standing
+from rallypoint.store.rollcall.roll import RankState, Roll, Standing, stall_text
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
-from rallypoint.store.rollcall.words import stall_text
 from rallypoint.store.server.process.startup import DroppingHandler
 from rallypoint.store.wire.encoding import request
 from rallypoint.store.wire.opcodes import Op

@@ -27,8 +27,8 @@ from rallypoint.store.machine.reasons import reason_of
 from rallypoint.store.relay.hosting import host_relay
 from rallypoint.store.replica.engines.address import EngineAddress, Tls, parse_address
 from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.roll import headline
 from rallypoint.store.rollcall.snapshot import Replication, Standby, Upstream
-from rallypoint.store.rollcall.words import headline
 from rallypoint.watch.status.summary import summary
 from rallypoint.watch.web.picture import picture
 from rallypoint.watch.web.told import NOTHING_TOLD

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 import rolls
-from rallypoint.store.rollcall.events import Connected, Event, Joined, Left, Waited, Waiting
+from rallypoint.store.rollcall.events import Connected, Event, Joined, Left, RelayEvents, Waited, Waiting
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
-from rallypoint.store.rollcall.relay_events import Overheard
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
 
 pytestmark = pytest.mark.windows
@@ -37,11 +36,11 @@ class Ear:
     """Hears one snapshot after the other."""
 
     def __init__(self, *keys: str) -> None:
-        self.overheard = Overheard()
+        self.relay_events = RelayEvents()
         self.keys = set(keys)
 
     def hear(self, snapshot: Snapshot) -> list[Event]:
-        return list(self.overheard.hear(snapshot, self.keys.__contains__))
+        return list(self.relay_events.read(snapshot, self.keys.__contains__))
 
 
 def test_who_comes_came_when_it_says() -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from rallypoint.store.rollcall.identity import NOBODY
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import JobRound
-from rallypoint.store.rollcall.roll import Awaited, RankState, Roll, Standing
-from rallypoint.store.rollcall.snapshot import Gone
-from rallypoint.store.rollcall.words import (
+from rallypoint.store.rollcall.roll import (
+    Awaited,
+    RankState,
+    Roll,
+    Standing,
     headline,
     missing_text,
     owed_text,
@@ -22,6 +24,7 @@ from rallypoint.store.rollcall.words import (
     unseen_text,
     wait_text,
 )
+from rallypoint.store.rollcall.snapshot import Gone
 from rallypoint.text import duration, ranks_text, shown
 from rolls import GLOO, big_job, client, plan, rank, ranks, snapshot, wait
 

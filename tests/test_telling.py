@@ -16,11 +16,10 @@ from rallypoint.errors import AccessError, UsageError
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core import looks
 from rallypoint.store.core.store import Core
-from rallypoint.store.rollcall.clients import tellers
+from rallypoint.store.rollcall.clients import tellers, whole
 from rallypoint.store.rollcall.identity import WORKER, Role
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Client
-from rallypoint.store.rollcall.workers import whole
 from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op

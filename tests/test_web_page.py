@@ -19,8 +19,8 @@ import rallypoint
 from colours import contrast
 from rallypoint.errors import ConnectError
 from rallypoint.store.rollcall.judgement import judge
+from rallypoint.store.rollcall.roll import headline
 from rallypoint.store.rollcall.snapshot import Mishap, Replication, Standby
-from rallypoint.store.rollcall.words import headline
 from rallypoint.watch.web.picture import difference
 from raw import until
 from web_browser import PHONE, Look, browsing, looking

@@ -31,12 +31,11 @@ from rallypoint.store.machine.ports import holder_of
 from rallypoint.store.relay import head
 from rallypoint.store.relay.head import auto_workers, parse_workers
 from rallypoint.store.relay.hosting import host_store
-from rallypoint.store.rollcall.clients import tellers
+from rallypoint.store.rollcall.clients import tellers, whole
 from rallypoint.store.rollcall.identity import Identity, Role, hello_key
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Relay, Snapshot
-from rallypoint.store.rollcall.workers import whole
 from rallypoint.store.server.guard import secret as guard
 from rallypoint.store.server.guard.secret import make_secret
 from rallypoint.store.server.loops import pump

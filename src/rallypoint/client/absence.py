@@ -15,9 +15,16 @@ from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.judgement import judge, trouble_of
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.rollcall.roll import Gathering, RankState, Roll
+from rallypoint.store.rollcall.roll import (
+    Gathering,
+    RankState,
+    Roll,
+    headline,
+    missing_text,
+    owed_text,
+    unseen_text,
+)
 from rallypoint.store.rollcall.torch_keys import owing_rank
-from rallypoint.store.rollcall.words import headline, missing_text, owed_text, unseen_text
 
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port, name]`, for

@@ -11,11 +11,11 @@ from rallypoint.store.connect.connecting import connect, format_address
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.clients import whole
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import only_store
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.store.rollcall.workers import whole
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.opcodes import READY, Op
 from rallypoint.store.wire.sessions import ASK

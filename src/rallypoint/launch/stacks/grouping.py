@@ -12,9 +12,9 @@ from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unp
 from rallypoint.launch.stacks.folding import NOTHING, Doing, fold
 from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.clients import gather, tellers
+from rallypoint.store.rollcall.judgement import waits_of
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
 from rallypoint.store.rollcall.torch_keys import owing_rank
-from rallypoint.store.rollcall.waits import waits_of
 from rallypoint.text import shown
 
 SILENT_SECONDS: Final = 4.0

@@ -197,7 +197,7 @@ class Sessions:
 
     def _keep_counters(self, worker: Session) -> None:
         """A worker has ended: nobody else knows what it had counted, and counters must not go down."""
-        from rallypoint.store.rollcall.workers import with_ended  # late: most servers have none
+        from rallypoint.store.rollcall.clients import with_ended  # late: most servers have none
 
         self.ended_workers = with_ended(self.ended_workers, worker.told)
 

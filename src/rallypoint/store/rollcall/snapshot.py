@@ -279,7 +279,7 @@ class Snapshot:
     """Since nobody has made progress while somebody waited; 0: nobody waits, or somebody has."""
     clients: tuple[Client, ...] = ()
     relays: tuple[Relay, ...] = ()
-    """Relays; as a server tells it, its own workers as well (see `store/rollcall/workers.py`)."""
+    """Relays; as a server tells it, its own workers as well (see `store/rollcall/clients.py`)."""
     own_workers: tuple[Worker, ...] = ()
     """The processes that serve the clients of a server, if it has such."""
     ended_workers: Counters | None = None

@@ -16,9 +16,18 @@ from rallypoint.launch.stacks.words import standstill
 from rallypoint.store.rollcall.clients import KnownClient, gather
 from rallypoint.store.rollcall.identity import Role, Source
 from rallypoint.store.rollcall.plan import JobRound
-from rallypoint.store.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
+from rallypoint.store.rollcall.roll import (
+    Awaited,
+    Gathering,
+    MachineRanks,
+    RankState,
+    Roll,
+    Standing,
+    headline,
+    owed_text,
+    waiting_text,
+)
 from rallypoint.store.rollcall.snapshot import Key, Mishap, Replication, Snapshot, Upstream
-from rallypoint.store.rollcall.words import headline, owed_text, waiting_text
 from rallypoint.text import (
     LONGEST_KEY,
     LONGEST_SENTENCE,

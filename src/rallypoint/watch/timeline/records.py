@@ -114,7 +114,7 @@ class RunRecord:
             self.first = time
         match event:  # the most frequent first
             case Waited():
-                self._take_waited(event)
+                self._add_waited(event)
             case Waiting():
                 self._open.setdefault(event.client, {})[event.began] = event
             case Connected():
@@ -126,7 +126,7 @@ class RunRecord:
                 if client.joined is None:
                     client.joined = time
             case Left():
-                self._take_left(event)
+                self._add_left(event)
             case BarrierComplete():
                 self.barriers.append(event)
             case Started():
@@ -150,7 +150,7 @@ class RunRecord:
             found = self.clients[number] = ClientRecord(number)
         return found
 
-    def _take_left(self, event: Left) -> None:
+    def _add_left(self, event: Left) -> None:
         client = self._client(event.client)
         client.left, client.why = event.time, event.why
         for each in self._open.pop(event.client, {}).values():
@@ -158,7 +158,7 @@ class RunRecord:
                 WaitRecord(event.client, each.began, event.time, each.keys, each.count, WaitEnding.GIVEN_UP)
             )
 
-    def _take_waited(self, event: Waited) -> None:
+    def _add_waited(self, event: Waited) -> None:
         if event.client in self._open:
             self._open[event.client].pop(event.began, None)
         ended = event.began + event.seconds

@@ -18,9 +18,16 @@ from typing import Any, Final
 from rallypoint.store.rollcall.clients import is_heard
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import JobRound
-from rallypoint.store.rollcall.roll import Awaited, Gathering, RankState, Roll, Standing
+from rallypoint.store.rollcall.roll import (
+    Awaited,
+    Gathering,
+    RankState,
+    Roll,
+    Standing,
+    missing_text,
+    unseen_text,
+)
 from rallypoint.store.rollcall.snapshot import Operation, Relay, Snapshot
-from rallypoint.store.rollcall.words import missing_text, unseen_text
 from rallypoint.text import runs_of
 from rallypoint.watch.web import work
 from rallypoint.watch.web.told import RankTold, Told

@@ -13,8 +13,7 @@ from rallypoint.store.core.front import Front
 from rallypoint.store.rollcall.question import Question
 
 if TYPE_CHECKING:  # most servers write no events, and are up sooner without these
-    from rallypoint.store.rollcall.events import Event
-    from rallypoint.store.rollcall.relay_events import Overheard
+    from rallypoint.store.rollcall.events import Event, RelayEvents
     from rallypoint.store.server.reporting.event_file import EventLog
 
 logger = logging.getLogger("rallypoint.store.server")
@@ -63,7 +62,7 @@ class RelayEvents:
     def __init__(self, core: Front[Any], events: Events) -> None:
         self._core = core
         self._events = events
-        self._heard: Overheard | None = None
+        self._heard: RelayEvents | None = None
         self._next_look = 0.0
 
     def look(self) -> None:
@@ -89,11 +88,11 @@ class RelayEvents:
     def _follow(self, snapshot: bytes) -> None:
         began = time.monotonic()
         try:
-            from rallypoint.store.rollcall.relay_events import Overheard
+            from rallypoint.store.rollcall.events import RelayEvents
             from rallypoint.store.rollcall.snapshot import Snapshot
 
-            self._heard = self._heard or Overheard()
-            for event in self._heard.hear(Snapshot.from_json(snapshot), self._core.has_key):
+            self._heard = self._heard or RelayEvents()
+            for event in self._heard.read(Snapshot.from_json(snapshot), self._core.has_key):
                 self._events.put(event)
         except ProtocolError as error:
             logger.debug("what relays tell cannot be read: %s", error.message)
@@ -133,11 +132,11 @@ class StallReports:
             logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
 
     def _judge(self, snapshot: bytes, seconds: float) -> None:
+        from rallypoint.store.rollcall.clients import whole
         from rallypoint.store.rollcall.events import Stalled  # late: every server would start later
         from rallypoint.store.rollcall.judgement import judge
+        from rallypoint.store.rollcall.roll import stall_text
         from rallypoint.store.rollcall.snapshot import Snapshot
-        from rallypoint.store.rollcall.words import stall_text
-        from rallypoint.store.rollcall.workers import whole
 
         try:
             roll = judge(whole(Snapshot.from_json(snapshot)))

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rallypoint.client.tcp import TCPStore
-from rallypoint.pytorch import queues, servers, substitution
+from rallypoint.pytorch import cpp_stores, servers, substitution
 from rallypoint.pytorch import store as python_stores
 
 SECONDS = 180.0
@@ -182,7 +182,7 @@ def own_servers() -> set[int]:
 
 def patch_torch(monkeypatch: pytest.MonkeyPatch, install: Callable[[], None] = substitution.install) -> None:
     """Patch the torch of this process, until the end of the test."""
-    queue_names = [name for name in queues.METHODS if hasattr(dist.TCPStore, name)]
+    queue_names = [name for name in cpp_stores.QUEUE_METHODS if hasattr(dist.TCPStore, name)]
     clone = ["clone"] if hasattr(dist.TCPStore, "clone") else []
     for name in ("__new__", "__init__", "host", "port", "libuvBackend", *clone, *queue_names):
         monkeypatch.setattr(dist.TCPStore, name, getattr(dist.TCPStore, name))

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
-from rallypoint.pytorch import joining
-from rallypoint.pytorch.joining import join
-from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch import groups
+from rallypoint.pytorch.arguments import StoreParameters
+from rallypoint.pytorch.groups import join
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.question import Question
 from raw import until
@@ -24,9 +24,9 @@ HOST = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> Iterator[None]:
-    joining._joined.clear()
+    groups._joined.clear()
     yield
-    joining._joined.clear()
+    groups._joined.clear()
 
 
 @pytest.fixture

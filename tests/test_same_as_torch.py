@@ -18,10 +18,9 @@ import torch.distributed as dist
 
 from rallypoint import FileStore, HashStore, TCPStore
 from rallypoint.errors import ConnectionLostError, QueueEmptyError, StoreTimeoutError, UsageError
-from rallypoint.pytorch import prefixes
-from rallypoint.pytorch.parameters import StoreParameters
-from rallypoint.pytorch.store import PythonStore, as_torch_errors
-from rallypoint.pytorch.words import in_torchs_words
+from rallypoint.pytorch import cpp_stores
+from rallypoint.pytorch.arguments import StoreParameters
+from rallypoint.pytorch.store import PythonStore, as_torch_errors, in_torchs_words
 from store_contract import PATIENCE
 
 _SHORT: Final = timedelta(milliseconds=50)
@@ -148,7 +147,7 @@ def _assert_alike(calls: list[Call], theirs: Any, ours: Any) -> None:
 @pytest.fixture
 def pair() -> Iterator[tuple[Any, Any]]:
     """A store of torch's and one of ours."""
-    prefixes.install()
+    cpp_stores.install()
     theirs = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=_LONG)
     ours = PythonStore(TCPStore("127.0.0.1", 0, is_master=True, timeout=_LONG))
     yield theirs, ours
@@ -216,7 +215,7 @@ def test_a_client_of_port_0(world_size: int | None, error: type[Exception]) -> N
 
 @pytest.mark.parametrize("kind", ["memory", "tcp"])
 def test_a_process_group_takes_a_store_of_ours(kind: str) -> None:
-    prefixes.install()
+    cpp_stores.install()
     store = HashStore() if kind == "memory" else TCPStore("127.0.0.1", 0, is_master=True)
     with store:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)

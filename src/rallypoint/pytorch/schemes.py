@@ -24,8 +24,8 @@ from rallypoint.client.rendezvous import place_of, rank_and_size
 from rallypoint.errors import StaleFileError, UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
-from rallypoint.pytorch import endings
-from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch.arguments import StoreParameters
+from rallypoint.pytorch.groups import end_with_group
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import make_store, support_made_stores
 from rallypoint.store.connect.deadline import Deadline
@@ -78,7 +78,7 @@ def meet_at_server(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
     chosen = parse_choice(ClientChoice, client, "client in the URL") if client else client_of()
     store = make_store(wanted, chosen, Patch.ALWAYS)
     if isinstance(store, PythonStore):
-        endings.end_with_group(store)
+        end_with_group(store)
     yield store, rank, world_size
     raise RuntimeError("a rally:// rendezvous happens once")
 
@@ -120,7 +120,7 @@ def _join_file(path: str, world_size: int, timeout: timedelta) -> PythonStore:
     known = next((store for store in before if store.is_open), None)
     joined = known.clone() if known else _enter_file(path, world_size, timeout, again=bool(before))
     before.append(joined)
-    endings.end_with_group(joined)
+    end_with_group(joined)
     return joined
 
 

@@ -1,4 +1,4 @@
-"""`PythonStore`: one of our stores as a `torch.distributed.Store`.
+"""`PythonStore`: one of our stores as a `torch.distributed.Store`; and our errors in torch's words.
 
 For torch builds whose own C++ client does not work, and for our file store. gloo, NCCL, DDP, new_group and
 the object collectives only ask for a `Store`, so they work on it. A program should not notice: arguments,
@@ -7,9 +7,12 @@ results, exception types and the first words of messages are torch's.
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from math import ceil
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +32,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.pytorch.arguments import (
+    StoreParameters,
     as_flag,
     as_key,
     as_keys,
@@ -226,3 +230,44 @@ def _wait_in_file(name: str, awaited: str | Sequence[str], waited: int, error: S
         return ""
     key = error.keys[0] if error.keys else awaited
     return f"Timeout waiting for key: {key} after {waited} ms\n"
+
+
+_CAME = re.compile(r"(\d+) of (\d+) workers have come")
+
+
+@contextmanager
+def in_torchs_words(wanted: StoreParameters) -> Iterator[None]:
+    """Errors of ours leave the block with the types and words of torch's constructor, ours behind them."""
+    with as_torch_errors():
+        try:
+            yield
+        except ConnectError as error:
+            raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
+        except UsageError as error:
+            if wanted.is_master or wanted.port or wanted.world_size == 0:  # torch looks at the last one first
+                raise
+            raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
+        except PortInUseError as error:
+            raise dist.DistNetworkError(f"{_port_in_use(wanted)} {error}") from error
+        except StoreTimeoutError as error:
+            if (came := _CAME.search(error.message)) is None:
+                raise
+            raise dist.DistStoreError(f"{_missing(wanted, *came.groups())} {error}") from error
+
+
+def _unreached(wanted: StoreParameters) -> str:
+    milliseconds = round(1000 * wanted.seconds)
+    place = f"({wanted.host_name}, {wanted.port})"
+    return f"The client socket has timed out after {milliseconds}ms while trying to connect to {place}."
+
+
+def _port_in_use(wanted: StoreParameters) -> str:
+    return (
+        f"The server socket has failed to listen on any local network address. port: {wanted.port}, useIpv6: "
+        f"false, code: -{errno.EADDRINUSE}, name: EADDRINUSE, message: address already in use."
+    )
+
+
+def _missing(wanted: StoreParameters, came: str, expected: str) -> str:
+    seconds = ceil(wanted.seconds)
+    return f"Timed out after {seconds} seconds waiting for clients. {came}/{expected} clients joined."

@@ -39,13 +39,11 @@ from rallypoint.errors import PortInUseError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
-from rallypoint.pytorch import endings, prefixes, queues
-from rallypoint.pytorch.arguments import as_flag, as_key, as_timeout
-from rallypoint.pytorch.joining import await_name, join
-from rallypoint.pytorch.parameters import StoreParameters
+from rallypoint.pytorch import cpp_stores, groups
+from rallypoint.pytorch.arguments import StoreParameters, as_flag, as_key, as_timeout
+from rallypoint.pytorch.groups import await_name, join
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
-from rallypoint.pytorch.store import PythonStore, as_torch_errors
-from rallypoint.pytorch.words import in_torchs_words
+from rallypoint.pytorch.store import PythonStore, as_torch_errors, in_torchs_words
 from rallypoint.store.connect.connecting import check_listeners
 from rallypoint.store.connect.connection import STORE_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
@@ -98,9 +96,8 @@ def support_made_stores() -> None:
     _TorchStore.port = property(lambda self: _place_of(self)[1])
     if _clone is not None:
         _TorchStore.clone = _patched_clone
-    queues.install()
-    prefixes.install()
-    endings.install()
+    cpp_stores.install()
+    groups.install()
 
 
 def make_store(wanted: StoreParameters, client: ClientChoice, patch: Patch, role: Role = Role.UNKNOWN) -> Any:
@@ -147,8 +144,8 @@ def _patched_clone(self: Any) -> Any:
     _say_hello(twin, Role.UNKNOWN)
     if self in _places:
         _places[twin] = _places[self]
-    if queues.are_ours(self):
-        queues.take_over(twin)
+    if cpp_stores.has_our_queues(self):
+        cpp_stores.take_over_queues(twin)
     owned = owned_at(self.port)
     if owned is not None and owned.server.address == (_host.fget(self), _port.fget(self)):
         owned.take(twin)  # a clone holds the server as well
@@ -166,7 +163,7 @@ def _place_of(store: Any) -> tuple[str, int]:
     return _places.get(store) or _places_behind.get(place, place)
 
 
-def _call_it(store: Any, place: tuple[str, int]) -> None:
+def _remember_place(store: Any, place: tuple[str, int]) -> None:
     """Let a store name this place as its own, as the caller wrote it."""
     _places[store] = _places_behind[(_host.fget(store), _port.fget(store))] = place
 
@@ -174,7 +171,7 @@ def _call_it(store: Any, place: tuple[str, int]) -> None:
 def _make(
     args: tuple[Any, ...], kwargs: dict[str, Any], client: ClientChoice, patch: Patch, role: Role
 ) -> Any:
-    wanted = _understood(args, kwargs)
+    wanted = _parsed(args, kwargs)
     if wanted is None or client is not ClientChoice.PYTHON:
         store = _new(_TorchStore)
         try:
@@ -191,7 +188,7 @@ def _make(
 
 def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
     """Initialise a C++ store; a client of the job's store goes to the relay of this machine."""
-    wanted = _understood(args, kwargs)
+    wanted = _parsed(args, kwargs)
     if wanted is None:
         _init(store, *args, **kwargs)  # torch says best what is wrong
         return
@@ -211,10 +208,10 @@ def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: P
         join(there, lambda: _initialise(store, (), there.as_given(), there, patch, role))
     except RuntimeError as error:
         raise type(error)(f"{error}\nhint: {relay_hint(relay, wanted.place)}") from error
-    _call_it(store, wanted.place)
+    _remember_place(store, wanted.place)
 
 
-def _understood(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoreParameters | None:
+def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoreParameters | None:
     """What a caller wants; None if torch will refuse its arguments."""
     try:
         wanted = StoreParameters(*args, **kwargs)
@@ -283,7 +280,7 @@ def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
         if fault_in(error) is not Fault.NO_LIBUV:
             raise
         _init(store, **replace(client, use_libuv=False).as_given())
-        queues.take_over(store)
+        cpp_stores.take_over_queues(store)
     _say_hello(store, role)
 
 
@@ -339,7 +336,7 @@ def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) ->
     _connect(store, there, role)
     store.set_timeout(timedelta(seconds=wanted.seconds))
     owned.take(store)
-    _call_it(store, (wanted.host_name, port))
+    _remember_place(store, (wanted.host_name, port))
 
 
 def _await_workers(owned: OwnedServer, workers: int, deadline: Deadline) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.client import tcp
 from rallypoint.launch.stacks.activity import (
     MOST_PACKED,
     Child,
@@ -135,6 +136,8 @@ class TestFolding:
             ),
             (f"{PACKAGES}/torch/_tensor.py", "backward", "torch._tensor.backward", True),
             ("/usr/lib/python3.11/threading.py", "wait", "threading.wait", False),
+            (f"{PACKAGES}/rallypoint/client/tcp.py", "wait", "rallypoint.client.tcp.wait", True),
+            (tcp.__file__, "wait", "tcp.wait", True),
             ("/usr/lib/python3.11/multiprocessing/__init__.py", "get", "multiprocessing.get", False),
             (
                 r"C:\env\Lib\site-packages\torch\cuda\__init__.py",

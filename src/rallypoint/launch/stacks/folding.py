@@ -17,13 +17,13 @@ from rallypoint.launch.stacks.frames import Frame
 _LIBRARY: Final = re.compile(
     r"^<frozen |^<string>$|[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3(?:\.\d+)?[/\\]"
     r"|[/\\]lib[/\\](?:runpy|threading|multiprocessing|concurrent|asyncio|importlib|queue|socket|selectors)\b"
-    r"|[/\\]rallypoint[/\\](?:pytorch|stores)[/\\]|\.so(?:\.[\d.]+)?$|\.dylib$",
+    r"|[/\\]rallypoint[/\\](?:pytorch|client|store)[/\\]|\.so(?:\.[\d.]+)?$|\.dylib$",
     re.IGNORECASE,
 )
 _SEPARATOR: Final = re.compile(r"[/\\]")
 _MODULE: Final = re.compile(r"(?:packages|python3(?:\.\d+)?|[/\\]Lib)[/\\](?P<path>.+?)(?:\.pyc?)?$")
 _OF_COLLECTIVES: Final = re.compile(r"[/\\]torch[/\\]distributed[/\\](?:distributed_c10d|_functional_coll)")
-_OF_STORE: Final = re.compile(r"[/\\](?:torch[/\\]distributed[/\\]rendezvous|rallypoint[/\\]stores[/\\])")
+_OF_STORE: Final = re.compile(r"[/\\](?:torch[/\\]distributed[/\\]rendezvous|rallypoint[/\\]client[/\\])")
 _COLLECTIVES: Final = re.compile(
     r"(?:all_reduce|reduce|broadcast|all_gather|gather|scatter|reduce_scatter|all_to_all|barrier|send|recv"
     r"|monitored_barrier|batch_isend_irecv|(?:init|destroy)_process_group|new_(?:sub)?groups?|split_group)\w*$"

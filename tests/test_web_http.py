@@ -30,9 +30,9 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.server.process import startup as process
 from rallypoint.watch.web import app as web_app
-from rallypoint.watch.web import connections as web_connections
 from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching
+from rallypoint.watch.web import serving as web_serving
 from rallypoint.watch.web.app import EventStream
 from rallypoint.watch.web.hosting import HostedPage, host_web
 from rallypoint.watch.web.poller import StoreWatch
@@ -320,7 +320,7 @@ def is_closed(connection: socket.socket) -> bool:
 def test_requests_that_are_sent_in_part_keep_nobody_from_the_page(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_connections, "MOST_PER_ADDRESS", 8)
+    monkeypatch.setattr(web_serving, "MOST_PER_ADDRESS", 8)
     with viewing(url) as response, sending(url, *[HALF] * 20) as halves:
         assert ask(url, "healthz").status == 200
         for each in halves:
@@ -331,7 +331,7 @@ def test_requests_that_are_sent_in_part_keep_nobody_from_the_page(
 
 def test_a_request_has_to_come_in_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one of a connection, and those after it."""
-    monkeypatch.setattr(web_connections, "_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(web_serving, "_REQUEST_SECONDS", 0.1)
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with viewing(url) as response, sending(url, b"", HALF, whole + HALF) as (silent, half, second):
         assert is_closed(silent)
@@ -349,10 +349,10 @@ class Guest:
 
 
 def test_who_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_connections, "MOST_PER_ADDRESS", 2)
-    monkeypatch.setattr(web_connections, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(web_serving, "MOST_PER_ADDRESS", 2)
+    monkeypatch.setattr(web_serving, "MOST_CONNECTIONS", 3)
     old, busy, new = Guest("a", 1.0), Guest("b", 2.0, is_waiting=False), Guest("b", 3.0)
-    leaves = web_connections.one_too_many
+    leaves = web_serving.one_too_many
     assert leaves([old, busy, new], new) is None
     third = Guest("b", 4.0)
     assert leaves([old, busy, new, third], third) is new, "of its own address"

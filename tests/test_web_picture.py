@@ -15,6 +15,7 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import RankState, Standing
 from rallypoint.store.rollcall.snapshot import Mishap, Relay, Snapshot
+from rallypoint.watch.web.activity import ReportReader
 from rallypoint.watch.web.picture import (
     MOST_ERRORS,
     MOST_RANGES,
@@ -29,7 +30,6 @@ from rallypoint.watch.web.picture import (
     settle,
     troubled,
 )
-from rallypoint.watch.web.told import Reader
 from web_stores import NOW, ScriptedStore, job
 
 pytestmark = pytest.mark.windows
@@ -52,7 +52,7 @@ def apply(target: Any, patch: Any) -> Any:
 
 
 def shown(snapshot: Snapshot) -> Json:
-    return picture(snapshot, judge(snapshot), Reader().read(snapshot))
+    return picture(snapshot, judge(snapshot), ReportReader().read(snapshot))
 
 
 def size_of(content: Json) -> int:

@@ -13,10 +13,9 @@ from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.watch.web.activity import MOST_GROUPS, MOST_SLOW, MOST_THREADS, ReportReader
 from rallypoint.watch.web.metrics import encode
 from rallypoint.watch.web.picture import MOST_STALL, Json, details, difference, picture, settle
-from rallypoint.watch.web.told import Reader
-from rallypoint.watch.web.work import MOST_GROUPS, MOST_SLOW, MOST_THREADS
 from web_stores import NOW, ScriptedStore, job, telling
 
 pytestmark = pytest.mark.windows
@@ -56,8 +55,8 @@ MACHINES = (
 STALLED = telling(replace(job(EIGHT), stall="7 of 8 ranks wait\n  rank 2 is elsewhere\n"), *MACHINES)
 
 
-def shown(snapshot: Snapshot, reader: Reader | None = None) -> Json:
-    return picture(snapshot, judge(snapshot), (reader or Reader()).read(snapshot))
+def shown(snapshot: Snapshot, reader: ReportReader | None = None) -> Json:
+    return picture(snapshot, judge(snapshot), (reader or ReportReader()).read(snapshot))
 
 
 def size_of(content: Json) -> int:
@@ -105,7 +104,7 @@ def test_the_slowest_come_first_beside_the_median() -> None:
 
 
 def test_all_that_is_told_of_one_rank() -> None:
-    roll, told = judge(STALLED), Reader().read(STALLED)
+    roll, told = judge(STALLED), ReportReader().read(STALLED)
     standing = roll.standing(2)
     assert standing is not None
     doing = details(standing, STALLED, told.ranks.get(2))["doing"]
@@ -136,11 +135,11 @@ def test_a_launcher_that_has_connected_anew_tells_once() -> None:
     old = telling(job(EIGHT), *MACHINES, seconds=12.0).clients[8:]
     twice = replace(STALLED, clients=(*STALLED.clients, *old))
     assert shown(twice)["work"] == shown(STALLED)["work"]
-    assert Reader().read(twice).ranks[0].seconds == 2.0
+    assert ReportReader().read(twice).ranks[0].seconds == 2.0
 
 
 def test_a_second_later_only_the_clock_has_changed() -> None:
-    store, reader = ScriptedStore(STALLED), Reader()
+    store, reader = ScriptedStore(STALLED), ReportReader()
     before, after = (shown(store.look(Question()), reader) for _ in range(2))
     assert difference(before, settle(before, after)) == {"time": before["time"] + 1}
 
@@ -149,7 +148,7 @@ def test_names_are_text_and_bounded() -> None:
     evil = Frame("/x/\x1b[31m<b>.py", 1, "<img src=x>\x07\n" * 20)
     odd = replace(ODD, stack=(evil,) * 100, facts=ProcessFacts("\x1b", "read() of /tmp/\x1b]0;x\x07"))
     snapshot = telling(job(EIGHT), MachineActivity("\x1b[2J", (waiting(0), waiting(1), odd)))
-    told = Reader().read(snapshot)
+    told = ReportReader().read(snapshot)
     standing = judge(snapshot).standing(2)
     assert standing is not None
     for content in (
@@ -194,7 +193,7 @@ def busy(number: int, host: str, later: int = 0) -> MachineActivity:
 
 @pytest.mark.slow
 def test_the_largest_job_is_small_and_made_quickly() -> None:
-    reader = Reader()
+    reader = ReportReader()
     snapshot = telling(job(LARGEST), *(busy(*each) for each in enumerate(LARGEST)))
     roll = judge(snapshot)
     before = picture(snapshot, roll, reader.read(snapshot))

@@ -1,10 +1,17 @@
-"""The application: the addresses and their answers, and the check of each request."""
+"""The application: the addresses and their answers, and the check of each request.
+
+Requests that take long to answer keep nobody from the page: `Room` admits fewer of them than there may be
+connections.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -22,7 +29,6 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import is_trusted_client
 from rallypoint.watch.web import metrics
 from rallypoint.watch.web.access import TOKEN_VARIABLE, Access, AccessVerdict
-from rallypoint.watch.web.connections import Room
 from rallypoint.watch.web.picture import Json, details
 from rallypoint.watch.web.poller import StoreWatch
 
@@ -134,8 +140,8 @@ class _Answers:
         standing = roll.standing(wanted)
         if standing is None:
             return _json({"message": f"nothing is known of a rank {wanted}"}, 404)
-        told = await self._watch.told(snapshot)
-        return _json(details(standing, snapshot, told.ranks.get(wanted)))
+        report = await self._watch.report(snapshot)
+        return _json(details(standing, snapshot, report.ranks.get(wanted)))
 
     async def keys(self, request: Request) -> Response:
         """The first keys that hold a text."""
@@ -198,6 +204,27 @@ _OTHER_USER: Final = PlainTextResponse(
     f"({TOKEN_VARIABLE})\n",
     403,
 )
+
+
+class Room:
+    """How many requests of a kind may be answered at a time, in total and for one address."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most, self._most_per_address = most, most_per_address
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, address: str) -> Iterator[bool]:
+        """A place for one request until the block is left; False if none is free."""
+        if self._taken.total() >= self._most or self._taken[address] >= self._most_per_address:
+            yield False
+            return
+        self._taken[address] += 1
+        try:
+            yield True
+        finally:
+            self._taken[address] -= 1
+            self._taken += Counter()  # drops addresses without requests
 
 
 class Guard:

@@ -29,8 +29,8 @@ from rallypoint.store.rollcall.roll import (
 )
 from rallypoint.store.rollcall.snapshot import Operation, Relay, Snapshot
 from rallypoint.text import runs_of
-from rallypoint.watch.web import work
-from rallypoint.watch.web.told import RankTold, Told
+from rallypoint.watch.web import activity
+from rallypoint.watch.web.activity import JobReport, RankReport
 
 Json = dict[str, Any]
 
@@ -89,22 +89,22 @@ PROBLEM: Final = "problem"
 """The name of the error of a store that does not answer; other pictures lack it."""
 
 
-def picture(snapshot: Snapshot, roll: Roll, told: Told) -> Json:
-    """The picture of a snapshot, of the roll that was judged from it, and of what launchers told."""
+def picture(snapshot: Snapshot, roll: Roll, report: JobReport) -> Json:
+    """The picture of a snapshot, of the roll that was judged from it, and of what launchers report."""
     now = snapshot.time
     return {
         "time": round(snapshot.time, 3),
         "store": _store(snapshot),
         "replication": _replication(snapshot),
         "stall": snapshot.stall.strip()[:MOST_STALL],
-        "idle": {} if roll.missing or roll.unseen else work.idle(told, now),
+        "idle": {} if roll.missing or roll.unseen else activity.idle(report, now),
         "missing": missing_text(roll),
         "unseen": unseen_text(roll),
         "counts": _counts(roll),
         "remarks": list(roll.remarks),
         "machines": _machines(roll),
-        "work": work.work(told, now),
-        "steps": work.steps(told, now),
+        "work": activity.groups(report, now),
+        "steps": activity.steps(report, now),
         "waits": {each.key: _wait(each, now) for each in roll.awaited[:MOST_WAITS]},
         "barriers": {each.key: _barrier(each, now) for each in _slowest(roll.gatherings)},
         "meetings": {each.job: _meeting(each) for each in roll.meetings[:MOST_MEETINGS]},
@@ -124,8 +124,8 @@ def troubled(before: Json, message: str, hint: str, time: float) -> Json:
     return {**before, PROBLEM: {"message": message, "hint": hint, SINCE: since}}
 
 
-def details(standing: Standing, snapshot: Snapshot, told: RankTold | None) -> Json:
-    """All that is known of one rank, and what its launcher has told of it."""
+def details(standing: Standing, snapshot: Snapshot, report: RankReport | None) -> Json:
+    """All that is known of one rank, and what its launcher reports of it."""
     known = {name: value for name, value in asdict(standing).items() if not name.endswith("seconds")}
     return {
         **known,
@@ -134,7 +134,7 @@ def details(standing: Standing, snapshot: Snapshot, told: RankTold | None) -> Js
         "time": round(snapshot.time, 3),
         **_since(snapshot.time, standing.seconds),
         **_since(snapshot.time, standing.wait_seconds, "wait_since"),
-        **({"doing": work.doing(told, snapshot.time)} if told is not None else {}),
+        **({"doing": activity.doing(report, snapshot.time)} if report is not None else {}),
     }
 
 

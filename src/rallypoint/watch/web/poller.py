@@ -23,8 +23,8 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import Roll
 from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.watch.web.activity import JobReport, ReportReader
 from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
-from rallypoint.watch.web.told import Reader, Told
 
 logger = logging.getLogger("rallypoint.web")
 
@@ -83,7 +83,7 @@ def _event(kind: str, number: int, content: Json) -> bytes:
     return f"event: {kind}\nid: {number}\ndata: {data}\n\n".encode()
 
 
-def next_frame(before: Frame | None, number: int, sight: Sight, reader: Reader, address: str) -> Frame:
+def next_frame(before: Frame | None, number: int, sight: Sight, reader: ReportReader, address: str) -> Frame:
     """The frame that follows one, or the first; the store's address is in all of them."""
     last = before.content if before is not None else {}
     if sight.found is not None:
@@ -102,7 +102,7 @@ class StoreWatch:
     def __init__(self, look: Look, address: str) -> None:
         self._look = look
         self._address = address
-        self._reader = Reader()
+        self._reader = ReportReader()
         self._looking: asyncio.Task[Sight] | None = None
         self._last: Sight | None = None
         self._questions = asyncio.Semaphore(_MOST_QUESTIONS)
@@ -128,8 +128,8 @@ class StoreWatch:
         async with self._questions:
             return await _call(lambda: self._look(question))
 
-    async def told(self, snapshot: Snapshot) -> Told:
-        """What launchers have told in a snapshot. In a thread: of many ranks, it takes long to read."""
+    async def report(self, snapshot: Snapshot) -> JobReport:
+        """What launchers report in a snapshot. In a thread: of many ranks, it takes long to read."""
         return await _call(lambda: self._reader.read(snapshot))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -148,7 +148,7 @@ class StoreWatch:
     def close(self) -> None:
         """End the events of all viewers."""
         self._closed = True
-        self._tell()
+        self._notify()
 
     async def _newer_than(self, number: int) -> Frame | None:
         while self._polling is not None and not self._closed:
@@ -164,16 +164,16 @@ class StoreWatch:
                 self._number += 1
                 make = partial(next_frame, self._frame, self._number, sight, self._reader, self._address)
                 self._frame = await _call(make)
-                self._tell()
+                self._notify()
                 await asyncio.sleep(sight.pause)
         except Exception:
             logger.exception("the page cannot be made")  # viewers are disconnected, and come back
         finally:
             self._polling = None
             self._frame = None  # a viewer that comes later must not see a picture that is hours old
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 

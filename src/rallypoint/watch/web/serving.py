@@ -1,4 +1,10 @@
-"""The page on sockets that listen, until a signal, or until its parent has ended."""
+"""The page on sockets that listen, until a signal, or until its parent has ended.
+
+uvicorn alone would wait for ever for the rest of a request. A connection is waiting while none of its
+requests is being answered. If it waits for too long, it is closed. If there are too many connections, of one
+address or of all, the oldest that waits is closed for the new one. So connections on which nothing is asked
+keep nobody from the page.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,12 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rallypoint.client.look import look_at_job
 from rallypoint.errors import RallypointError
@@ -24,7 +32,6 @@ from rallypoint.store.server.process.line import Host
 from rallypoint.store.server.process.startup import settle_in
 from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
-from rallypoint.watch.web.connections import PageProtocol
 from rallypoint.watch.web.hosting import on_loopback
 from rallypoint.watch.web.poller import StoreWatch
 
@@ -32,6 +39,12 @@ LOOK_SECONDS: Final = 5.0
 """How long the store may take to answer before the page says that it does not."""
 
 _GOODBYE_SECONDS: Final = 3
+_CHECK_SECONDS: Final = 1.0
+
+MOST_CONNECTIONS: Final = 512
+MOST_PER_ADDRESS: Final = 128
+"""All who come by one proxy have one address."""
+_REQUEST_SECONDS: Final = 10.0
 
 
 def watch_store(*places: tuple[str, int]) -> StoreWatch:
@@ -44,6 +57,68 @@ def watch_store(*places: tuple[str, int]) -> StoreWatch:
         return first_to_answer(places, look)
 
     return StoreWatch(ask, ",".join(format_address(*place) for place in places))
+
+
+class HttpConnection(Protocol):
+    """What counts of a connection."""
+
+    address: str
+    since: float
+    """When it was opened."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request of it is being answered."""
+
+
+ConnectionT = TypeVar("ConnectionT", bound=HttpConnection)
+
+
+def one_too_many(connections: Iterable[ConnectionT], new: ConnectionT) -> ConnectionT | None:
+    """The connection to close, now that there is a new one, which is among them; None: there is room."""
+    everybody = list(connections)
+    neighbours = [each for each in everybody if each.address == new.address]
+    crowd = neighbours if len(neighbours) > MOST_PER_ADDRESS else everybody
+    if len(crowd) <= MOST_CONNECTIONS and crowd is everybody:
+        return None
+    waiting = [each for each in crowd if each.is_waiting]
+    return min(waiting, key=lambda each: each.since, default=new)
+
+
+class PageProtocol(H11Protocol):
+    """One connection, as uvicorn serves it, but with these bounds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self.since = time.monotonic()  # the time of uvloop stands still while it accepts
+        self.is_leaving = False
+        self._seen: tuple[object, int] = (None, 0)
+        self._next_check = self.loop.call_later(_REQUEST_SECONDS, self._check_idle)
+        everybody = (
+            each for each in self.connections if isinstance(each, PageProtocol) and not each.is_leaving
+        )
+        leaving = one_too_many(everybody, self)
+        if leaving is not None:
+            leaving.is_leaving = True  # it is among the connections until the loop's next turn
+            leaving.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._next_check.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _check_idle(self) -> None:
+        """Close it, if since the last check no request has come, and the client has read nothing more."""
+        seen = (self.cycle, self.transport.get_write_buffer_size())
+        if self.is_waiting and seen == self._seen:
+            self.transport.abort()  # to close it would be to wait until the client reads
+            return
+        self._seen = seen
+        self._next_check = self.loop.call_later(_REQUEST_SECONDS, self._check_idle)
 
 
 class WebServer(uvicorn.Server):
@@ -87,9 +162,6 @@ def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:
         asyncio.run(server.serve(list(listeners)))
     except KeyboardInterrupt:
         pass  # uvicorn has ended in good order, and then repeats the signal
-
-
-_CHECK_SECONDS = 1.0
 
 
 def main() -> None:

@@ -1,19 +1,28 @@
-"""What ranks do, as part of the picture: who is where, how fast each steps, all that is told of one. Pure.
+"""What ranks do, as part of the picture: who is where, how fast each steps; from launchers' reports. Pure.
 
-As elsewhere in the picture, moments are sent and no ages, figures are rounded, and lists are cut. Names of
-functions and files come from elsewhere: all go through `shown`.
+A launcher reports every ten seconds, and a page reads every second: what has been unpacked is kept for the
+next time. As elsewhere in the picture, moments are sent and no ages, figures are rounded, and lists are cut.
+Names of functions and files come from elsewhere: all go through `shown`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from rallypoint.launch.stacks.activity import ProcessFacts
+from rallypoint.launch.stacks.activity import MachineActivity, ProcessFacts, RankActivity, unpack
 from rallypoint.launch.stacks.folding import fold, is_library
 from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import Group
+from rallypoint.launch.stacks.grouping import (
+    NO_ACTIVITY,
+    Group,
+    JobActivity,
+    awaited_keys,
+    put_together,
+    recent_reporters,
+)
 from rallypoint.launch.stacks.words import (
     STILL_SECONDS,
     chain_text,
@@ -22,8 +31,58 @@ from rallypoint.launch.stacks.words import (
     standstill,
     who_text,
 )
+from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.text import LONGEST_SENTENCE, shown
-from rallypoint.watch.web.told import RankTold, Told
+
+
+class RankReport(NamedTuple):
+    """What one rank does, as its launcher reports."""
+
+    activity: RankActivity
+    host: str
+    seconds: float
+    """Since it was reported."""
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What all ranks do."""
+
+    activity: JobActivity
+    ranks: Mapping[int, RankReport] = field(default_factory=dict)
+
+
+NO_REPORT: Final = JobReport(NO_ACTIVITY)
+
+
+class ReportReader:
+    """Reads the reports of launchers. Threads may use it at the same time: each puts all in place at once."""
+
+    def __init__(self) -> None:
+        self._unpacked: dict[str, MachineActivity | None] = {}
+        self._last: tuple[Snapshot | None, JobReport] = (None, NO_REPORT)
+
+    def read(self, snapshot: Snapshot) -> JobReport:
+        """The reports in a snapshot; the one that was read last is not read again."""
+        seen, report = self._last
+        if seen is not snapshot:
+            report = self._read(snapshot)
+            self._last = (snapshot, report)
+        return report
+
+    def _read(self, snapshot: Snapshot) -> JobReport:
+        before, unpacked = self._unpacked, dict[str, MachineActivity | None]()
+        ranks: dict[int, RankReport] = {}
+        for client in recent_reporters(snapshot):
+            text = client.told
+            machine = unpacked[text] = before[text] if text in before else unpack(text)
+            if machine is not None:
+                for each in machine.ranks:
+                    ranks[each.rank] = RankReport(each, machine.host, client.told_seconds)
+        self._unpacked = unpacked
+        machines = (each for each in unpacked.values() if each is not None)
+        return JobReport(put_together(machines, awaited_keys(snapshot)), ranks)
+
 
 Json = dict[str, Any]
 
@@ -34,29 +93,29 @@ MOST_THREADS: Final = 16
 """Of one rank, with their stacks."""
 
 
-def work(told: Told, now: float) -> Json:
+def groups(report: JobReport, now: float) -> Json:
     """The groups of ranks that do the same, the odd ones first and what most do at the end."""
-    odd, main = told.work.odd, told.work.main
+    odd, main = report.activity.odd, report.activity.main
     named = [*odd[: MOST_GROUPS - 1], *([main] if main is not None else [])]
-    groups: Json = {}
+    named_groups: Json = {}
     for place, each in enumerate(named):
         # The page knows a group again by its first rank, so that one that is read there stays in its place.
-        groups[str(each.ranks[0])] = {"place": place, "main": each is main, **_group(each, told, now)}
+        named_groups[str(each.ranks[0])] = {"place": place, "main": each is main, **_group(each, report, now)}
     return {
-        "size": told.work.size,
-        "count": len(told.work.groups),
-        "groups": groups,
+        "size": report.activity.size,
+        "count": len(report.activity.groups),
+        "groups": named_groups,
     }
 
 
-def idle(told: Told, now: float) -> Json:
+def idle(report: JobReport, now: float) -> Json:
     """Since when the job has made no progress, and who holds it up; empty while it makes some."""
-    why = standstill(told.work)
-    seconds = min((each.seconds for each in told.ranks.values()), default=0.0)
-    return {"since": _moment(now, told.work.idle_seconds + seconds), "why": why} if why else {}
+    why = standstill(report.activity)
+    seconds = min((each.seconds for each in report.ranks.values()), default=0.0)
+    return {"since": _moment(now, report.activity.idle_seconds + seconds), "why": why} if why else {}
 
 
-def _group(group: Group, told: Told, now: float) -> Json:
+def _group(group: Group, report: JobReport, now: float) -> Json:
     example = group.example
     first, last = group.steps
     found: Json = {
@@ -74,29 +133,29 @@ def _group(group: Group, told: Told, now: float) -> Json:
     found["system"] = facts_text(example.facts)
     found["family"] = list(group_lines(group))[1:]
     if group.still_seconds >= STILL_SECONDS:
-        ages = (each.still_seconds + told.ranks[each.rank].seconds for each in group.members)
+        ages = (each.still_seconds + report.ranks[each.rank].seconds for each in group.members)
         found["since"] = _moment(now, min(ages))
     if example.silent_seconds >= 0:
-        found["silent"] = {"since": _moment(now, example.silent_seconds + told.ranks[example.rank].seconds)}
+        found["silent"] = {"since": _moment(now, example.silent_seconds + report.ranks[example.rank].seconds)}
     return found
 
 
-def steps(told: Told, now: float) -> Json:
+def steps(report: JobReport, now: float) -> Json:
     """The ranks that make the fewest steps in a second, of those that call `rallypoint.step`."""
     rates = {
         rank: _rough(each.activity.steps_per_second)
-        for rank, each in told.ranks.items()
+        for rank, each in report.ranks.items()
         if each.activity.step >= 0 and each.activity.steps_per_second >= 0 and not each.activity.ended
     }
     slowest = sorted(rates, key=lambda rank: (rates[rank], rank))[:MOST_SLOW]
     return {
         "count": len(rates),
         "median": _rough(median(rates.values())) if rates else 0.0,
-        "ranks": {str(rank): {"rate": rates[rank], **_step(told.ranks[rank], now)} for rank in slowest},
+        "ranks": {str(rank): {"rate": rates[rank], **_step(report.ranks[rank], now)} for rank in slowest},
     }
 
 
-def _step(each: RankTold, now: float) -> Json:
+def _step(each: RankReport, now: float) -> Json:
     since = {"since": _moment(now, each.activity.step_seconds + each.seconds)}
     return {
         "host": shown(each.host),
@@ -110,8 +169,8 @@ def _rough(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def doing(each: RankTold, now: float) -> Json:
-    """All that is told of one rank."""
+def doing(each: RankReport, now: float) -> Json:
+    """All that is reported of one rank."""
     activity, facts = each.activity, each.activity.facts
     ages = {
         "told_since": 0.0,

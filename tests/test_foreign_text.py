@@ -25,9 +25,8 @@ from processes import Server
 from rallypoint.cli import findings as doctor_lines
 from rallypoint.cli import main as command
 from rallypoint.cli import run as launcher
-from rallypoint.cli import status as status_command
 from rallypoint.cli.printing import print_rows, tell_file
-from rallypoint.cli.status import _Lines
+from rallypoint.cli.repeating import ChangedLines, in_a_line
 from rallypoint.client.base import keys_missing
 from rallypoint.client.hash import HashStore
 from rallypoint.client.membership import Member as FileMember
@@ -57,7 +56,7 @@ from rallypoint.store.server.process.startup import DroppingHandler
 from rallypoint.store.wire.encoding import request
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.text import printable, printable_lines, shown
-from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
+from rallypoint.watch.status.report import ForeignReport, RollReport, StatusRequest
 from rallypoint.watch.status.torch_store import ForeignStore
 from rallypoint.watch.timeline.reading import tell
 from rallypoint.watch.timeline.words import as_text
@@ -150,7 +149,7 @@ def of_status() -> Iterator[str]:
     snapshot = replace(filled(Snapshot), rosters=((ENDLESS, to_text(roster)),), plan=ENDLESS)
     snapshot = replace(snapshot, clients=(*snapshot.clients, teller))
     assert machine_activities(snapshot)
-    here = Asked([Endpoint("localhost", 1)])
+    here = StatusRequest([Endpoint("localhost", 1)])
     for roll in (judge(snapshot), roll_of(snapshot)):
         for asked in (
             here,
@@ -166,7 +165,7 @@ def of_status() -> Iterator[str]:
         yield stall_text(roll, 1.0)
     for asked in (here, replace(here, keys=True)):
         yield from ForeignReport(asked, filled(ForeignStore)).lines()
-    yield status_command._in_a_line(RallypointError(ENDLESS))
+    yield in_a_line(RallypointError(ENDLESS))
 
 
 def of_metrics() -> Iterator[str]:
@@ -236,7 +235,7 @@ def test_no_text_of_an_events_file_is_raw(tmp_path: Path) -> None:
 
 def test_a_summary_fits_its_screen() -> None:
     snapshot = filled(Snapshot)
-    lines = RollReport(Asked([Endpoint("a", 1)]), snapshot, roll_of(snapshot), ENDLESS).lines(80)
+    lines = RollReport(StatusRequest([Endpoint("a", 1)]), snapshot, roll_of(snapshot), ENDLESS).lines(80)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
 
@@ -290,7 +289,7 @@ def test_no_name_of_a_file_and_no_error_is_raw(
     text = EVIL.replace("\n", "")
     tell_file(Path(f"/tmp/{text}"), [text])
     print_rows([("a", text, text)])
-    _Lines().miss(RallypointError(ENDLESS))
+    ChangedLines().miss(RallypointError(ENDLESS))
 
     def fail(_: list[str]) -> int:
         raise UsageError(text, hint=text)

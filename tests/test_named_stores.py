@@ -43,7 +43,7 @@ from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.watch.status.report import Asked, report_on
+from rallypoint.watch.status.report import StatusRequest, report_on
 from rallypoint.watch.timeline.reading import read_events
 from raw import SECONDS, RawClient, until
 from rosters import join
@@ -391,13 +391,13 @@ def test_who_looks_sees_the_only_job_whose_stores_all_have_names(names: tuple[st
             if name.endswith("/meeting"):
                 meeting.multi_set(["roster", "names/i"], ['{"names":"names/i"}', to_text(roster)])
         store.set("of the round", "")
-        report = report_on(Asked([Endpoint(_HERE, port)], keys=True))
+        report = report_on(StatusRequest([Endpoint(_HERE, port)], keys=True))
         assert report.lines()[-1].endswith("of the round"), report.lines()
 
 
 def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -> None:
     with running_here(_serving()) as port, ExitStack() as stack:
-        asked = Asked([Endpoint(_HERE, port)], name="job/round/2")
+        asked = StatusRequest([Endpoint(_HERE, port)], name="job/round/2")
         with pytest.raises(RallypointError, match=r"there is no store named job/round/2 at") as refused:
             report_on(asked)
         assert refused.value.hint == "the only store there has no name"
@@ -408,7 +408,7 @@ def test_a_look_at_a_store_that_is_not_there_names_the_others_and_makes_none() -
             report_on(asked)
         assert refused.value.hint == "there are: job/round/0, job/round/1"
         assert _look(port).stores == ("job/round/1", "job/round/0")
-        report_on(Asked([Endpoint(_HERE, port)], name="job/round/1"))
+        report_on(StatusRequest([Endpoint(_HERE, port)], name="job/round/1"))
 
 
 def _locked(make: Make) -> Make:

@@ -17,7 +17,7 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.rollcall.roll import MachineRanks, RankState, Standing
 from rallypoint.store.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
-from rallypoint.watch.status.report import Asked, ForeignReport, RollReport
+from rallypoint.watch.status.report import ForeignReport, RollReport, StatusRequest
 from rallypoint.watch.status.summary import all_keys, all_waits, one_rank, summary
 from rallypoint.watch.status.torch_store import ForeignStore, describe, describe_keys, host_of
 from rolls import GLOO, big_job, client, part, plan, rank, ranks, relay, snapshot, wait
@@ -228,7 +228,7 @@ def test_a_rank_known_by_its_key_alone() -> None:
 
 
 def report(told: Snapshot, **asked: Any) -> RollReport:
-    return RollReport(Asked([Endpoint("localhost", 1)], **asked), told, judge(told))
+    return RollReport(StatusRequest([Endpoint("localhost", 1)], **asked), told, judge(told))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_of_torchs_own_store_little_is_told_in_few_lines() -> None:
 
 
 def test_a_foreign_report() -> None:
-    found = ForeignReport(Asked([Endpoint("localhost", 1)]), FOREIGN)
+    found = ForeignReport(StatusRequest([Endpoint("localhost", 1)]), FOREIGN)
     assert found.is_good
     assert max(map(len, found.lines(40))) == 40
     assert hash(found.essence)

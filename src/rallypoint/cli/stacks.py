@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, command
+from rallypoint.cli.repeating import ChangedLines, check_watch, repeat, until_ctrl_c
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
@@ -24,7 +24,6 @@ from rallypoint.store.connect.connecting import first_to_answer, format_address
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.text import LONGEST_SENTENCE, shown
 from rallypoint.watch.status.stacks import all_content, all_lines, essence
 from rallypoint.watch.status.summary import stall_lines
 
@@ -50,22 +49,19 @@ def stacks(store: str, ranks: str, all_threads: bool, watch: bool, as_json: bool
     The stacks are those of the last look of each machine's launcher, at most ten seconds ago. It only reads.
     Exit 1 if the job stands still, or if nobody tells.
     """
-    if watch and as_json:
-        raise UsageError("--watch shows no JSON", hint="ask for --json again and again")
+    check_watch(watch, as_json)
     places, wanted = parse_store(store, "the store"), _ranks(ranks)
-    with signals_as_interrupts():
-        if not watch:
+    if not watch:
+        with signals_as_interrupts():
             return _show(places, wanted, all_threads, as_json)
-        try:
-            _watch(places, wanted, all_threads)
-        except KeyboardInterrupt as stop:
-            if stop.args:
-                raise
-        return 0  # Ctrl-C is how it is meant to end
+    changes = ChangedLines()
+    with until_ctrl_c():
+        repeat(lambda: _show_changes(changes, places, wanted, all_threads), _PAUSE_SECONDS)
+    return 0
 
 
 def _show(places: Endpoints, wanted: Sequence[range], all_threads: bool, as_json: bool) -> int:
-    job, stall = _ask(places, wanted)
+    job, stall = _read(places, wanted)
     if job.main is None:
         raise RallypointError(f"{_NOTHING}: {places}", hint=_HINT)
     if as_json:
@@ -75,22 +71,18 @@ def _show(places: Endpoints, wanted: Sequence[range], all_threads: bool, as_json
     return 1 if stall else 0
 
 
-def _watch(places: Endpoints, wanted: Sequence[range], all_threads: bool) -> None:
-    before: Hashable = None
-    while True:
-        news: Hashable
-        try:
-            job, stall = _ask(places, wanted)
-            news, lines = (essence(job, None), stall), _lines(job, stall, all_threads)
-        except RallypointError as error:
-            news, lines = error.message, [f"no answer: {shown(error.message, LONGEST_SENTENCE)}"]
-        if news != before:
-            print(time.strftime("%H:%M:%S"), *lines, "", sep="\n", flush=True)
-        before = news
-        time.sleep(_PAUSE_SECONDS)
+def _show_changes(
+    changes: ChangedLines, places: Endpoints, wanted: Sequence[range], all_threads: bool
+) -> None:
+    try:
+        job, stall = _read(places, wanted)
+    except RallypointError as error:
+        changes.miss(error)
+    else:
+        changes.show((essence(job, None), stall), _lines(job, stall, all_threads))
 
 
-def _ask(places: Endpoints, wanted: Sequence[range]) -> tuple[JobActivity, str]:
+def _read(places: Endpoints, wanted: Sequence[range]) -> tuple[JobActivity, str]:
     snapshot = first_to_answer(places, _look)
     machines = machine_activities(snapshot)
     if wanted:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Hashable
 from typing import Final, NoReturn
 
 from rich.console import Console, Group
@@ -13,11 +12,12 @@ from rich.live import Live
 from rich.text import Text
 
 from rallypoint.cli.command import JSON, Argument, command, not_negative
+from rallypoint.cli.repeating import ChangedLines, check_watch, in_a_line, repeat, until_ctrl_c
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import NotOursError, RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_store
-from rallypoint.text import LONGEST_SENTENCE, duration, shown
-from rallypoint.watch.status.report import Asked, StatusReport, report_on
+from rallypoint.text import duration
+from rallypoint.watch.status.report import StatusReport, StatusRequest, report_on
 
 _PAUSE_SECONDS: Final = 1.0
 
@@ -56,33 +56,29 @@ def status(
     reads. Exit 1 if ranks are missing, or the engine of a replicated store does not answer; with --rank, if
     that one is not known to be here.
     """
-    asked = Asked(parse_store(store, "the store"), waits, keys, search, rank, name, stacks)
-    _check(asked, watch, as_json)
-    with signals_as_interrupts():
-        if not watch:
-            return _show(asked, as_json)
-        try:
-            _watch(asked)
-        except KeyboardInterrupt as stop:
-            if stop.args:
-                raise
-            return 0  # Ctrl-C is how it is meant to end
+    request = StatusRequest(parse_store(store, "the store"), waits, keys, search, rank, name, stacks)
+    _check(request, watch, as_json)
+    if not watch:
+        with signals_as_interrupts():
+            return _show(request, as_json)
+    with until_ctrl_c():
+        _watch(request)
+    return 0
 
 
-def _check(asked: Asked, watch: bool, as_json: bool) -> None:
-    if sum((asked.waits, asked.keys, asked.stacks, asked.rank is not None)) > 1:
+def _check(request: StatusRequest, watch: bool, as_json: bool) -> None:
+    if sum((request.waits, request.keys, request.stacks, request.rank is not None)) > 1:
         raise UsageError(
             "--waits, --keys, --stacks and --rank are for different things", hint="give one of them"
         )
-    if asked.search and not asked.keys:
+    if request.search and not request.keys:
         raise UsageError("--search is for keys", hint="give --keys with it")
-    if watch and as_json:
-        raise UsageError("--watch shows no JSON", hint="ask for --json again and again")
+    check_watch(watch, as_json)
 
 
-def _show(asked: Asked, as_json: bool) -> int:
+def _show(request: StatusRequest, as_json: bool) -> int:
     """Print the report once; 1 if ranks are missing."""
-    report = report_on(asked)
+    report = report_on(request)
     if as_json:
         print(json.dumps(report.content()))
     else:
@@ -94,26 +90,25 @@ def _show(asked: Asked, as_json: bool) -> int:
     return 0 if report.is_good else 1
 
 
-def _watch(asked: Asked) -> NoReturn:
+def _watch(request: StatusRequest) -> NoReturn:
     """Show it until KeyboardInterrupt. Raises NotOursError if there is nothing to show."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        _repeat(asked, _Lines())
+        lines = _Lines()
+        repeat(lambda: _show_on(lines, request), _PAUSE_SECONDS)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        _repeat(asked, _Screen(live))
+        screen = _Screen(live)
+        repeat(lambda: _show_on(screen, request), _PAUSE_SECONDS)
 
 
-def _repeat(asked: Asked, view: _Screen | _Lines) -> NoReturn:
-    """Show the report again and again. A store that does not answer is asked again."""
-    while True:
-        begin = time.monotonic()
-        try:
-            view.show(report_on(asked))
-        except NotOursError:
-            raise
-        except RallypointError as error:
-            view.miss(error)
-        time.sleep(max(begin + _PAUSE_SECONDS - time.monotonic(), 0.0))
+def _show_on(view: _Screen | _Lines, request: StatusRequest) -> None:
+    """Show the report; or that the store does not answer, which is request again."""
+    try:
+        view.show_report(report_on(request))
+    except NotOursError:
+        raise
+    except RallypointError as error:
+        view.miss(error)
 
 
 class _Screen:
@@ -124,12 +119,12 @@ class _Screen:
         self._last: StatusReport | None = None
         self._seen = time.monotonic()
 
-    def show(self, report: StatusReport) -> None:
+    def show_report(self, report: StatusReport) -> None:
         self._last, self._seen = report, time.monotonic()
         self._update([Text(line) for line in self._lines_of(report)], report.is_good)
 
     def miss(self, error: RallypointError) -> None:
-        rows = [Text(f"no answer for {duration(time.monotonic() - self._seen)}: {_in_a_line(error)}")]
+        rows = [Text(f"no answer for {duration(time.monotonic() - self._seen)}: {in_a_line(error)}")]
         if self._last is not None:
             rows += [Text(line, "dim") for line in ["", *self._lines_of(self._last)]]
         self._update(rows, is_good=False)
@@ -144,23 +139,8 @@ class _Screen:
         self._live.update(Group(*rows), refresh=True)
 
 
-class _Lines:
-    """Without a terminal: a block of lines each time that something but the time has changed."""
+class _Lines(ChangedLines):
+    """Without a terminal."""
 
-    def __init__(self) -> None:
-        self._last: Hashable = None
-
-    def show(self, report: StatusReport) -> None:
-        self._print(report.essence, [*report.lines(), *report.below])
-
-    def miss(self, error: RallypointError) -> None:
-        self._print(type(error).__name__, [f"no answer: {_in_a_line(error)}"])
-
-    def _print(self, essence: Hashable, lines: list[str]) -> None:
-        if essence != self._last:
-            print(time.strftime("%H:%M:%S"), *lines, "", sep="\n")
-        self._last = essence
-
-
-def _in_a_line(error: RallypointError) -> str:
-    return shown(" ".join(error.message.split()), LONGEST_SENTENCE)
+    def show_report(self, report: StatusReport) -> None:
+        self.show(report.essence, [*report.lines(), *report.below])

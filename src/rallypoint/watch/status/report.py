@@ -34,7 +34,7 @@ _ANSWER_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class StatusRequest:
     """The store to ask, and what to show; at most one of `waits`, `keys`, `rank` and `stacks`."""
 
     places: Sequence[Endpoint]
@@ -48,29 +48,29 @@ class Asked:
     """Whether to tell below the summary what the ranks do."""
 
 
-def report_on(asked: Asked) -> StatusReport:
+def report_on(request: StatusRequest) -> StatusReport:
     """Ask the store. Raises NotOursError if it cannot tell; ConnectError, StoreTimeoutError and the like."""
-    return first_to_answer(asked.places, lambda host, port: _report_from(Endpoint(host, port), asked))
+    return first_to_answer(request.places, lambda host, port: _report_from(Endpoint(host, port), request))
 
 
-def _report_from(endpoint: Endpoint, asked: Asked) -> StatusReport:
-    question = Question(keys=_MOST_KEYS if asked.keys else 0, search=asked.search)
+def _report_from(endpoint: Endpoint, request: StatusRequest) -> StatusReport:
+    question = Question(keys=_MOST_KEYS if request.keys else 0, search=request.search)
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
         patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
         with closing(connect(*endpoint, patience, who, to_look=True)) as connection:
             snapshot = look_through(connection, str(endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
-        if asked.name:
-            check_name(snapshot, asked.name, str(endpoint))
-            snapshot = look(*endpoint, question, Deadline(_ANSWER_SECONDS), asked.name)
+        if request.name:
+            check_name(snapshot, request.name, str(endpoint))
+            snapshot = look(*endpoint, question, Deadline(_ANSWER_SECONDS), request.name)
         else:
             snapshot = look_at_round(snapshot, *endpoint, question, Deadline(_ANSWER_SECONDS))
     except NotOursError:
-        if asked.waits or asked.stacks or asked.rank is not None:
+        if request.waits or request.stacks or request.rank is not None:
             raise
-        return ForeignReport(asked, foreign.examine(*endpoint, _CONNECT_SECONDS))
-    return RollReport(asked, snapshot, judge(snapshot), head)
+        return ForeignReport(request, foreign.examine(*endpoint, _CONNECT_SECONDS))
+    return RollReport(request, snapshot, judge(snapshot), head)
 
 
 def _head_of(relay: Connection) -> str:
@@ -86,7 +86,7 @@ def _head_of(relay: Connection) -> str:
 class RollReport:
     """Of a server or relay of ours."""
 
-    asked: Asked
+    request: StatusRequest
     snapshot: Snapshot
     roll: Roll
     head: str = ""
@@ -95,7 +95,7 @@ class RollReport:
     @property
     def is_good(self) -> bool:
         """Whether no rank is missing, as far as that is known, and the store answers."""
-        roll, rank = self.roll, self.asked.rank
+        roll, rank = self.roll, self.request.rank
         if roll.trouble:
             return False
         if rank is not None:
@@ -119,25 +119,25 @@ class RollReport:
             self.snapshot.stall,
             self.snapshot.keys,
             bool(standstill(self.activity)),
-            stacks.essence(self.activity, self.asked.rank)
-            if self.asked.stacks or self.asked.rank is not None
+            stacks.essence(self.activity, self.request.rank)
+            if self.request.stacks or self.request.rank is not None
             else None,
         )
 
     @cached_property
     def activity(self) -> JobActivity:
-        """What the ranks do, unless keys or waits alone are asked for."""
-        return NO_ACTIVITY if self.asked.waits or self.asked.keys else activity_of(self.snapshot)
+        """What the ranks do, unless keys or waits alone are requested."""
+        return NO_ACTIVITY if self.request.waits or self.request.keys else activity_of(self.snapshot)
 
     def lines(self, width: int | None = None) -> list[str]:
-        if self.asked.waits:
+        if self.request.waits:
             return rolls.all_waits(self.roll)
-        if self.asked.keys:
+        if self.request.keys:
             return rolls.all_keys(self.snapshot)
-        if self.asked.rank is not None:
+        if self.request.rank is not None:
             return [
-                *rolls.one_rank(self.snapshot, self.roll, self.asked.rank),
-                *stacks.rank_lines(self.activity, self.asked.rank),
+                *rolls.one_rank(self.snapshot, self.roll, self.request.rank),
+                *stacks.rank_lines(self.activity, self.request.rank),
             ]
         return rolls.summary(self.snapshot, self.roll, width, head=self.head, job=self.activity)
 
@@ -146,9 +146,9 @@ class RollReport:
         """What stands below the summary and is not cut: what a launcher says of a job that stands still, and
         what the ranks do.
         """
-        is_summary = not self.asked.waits and not self.asked.keys and self.asked.rank is None
+        is_summary = not self.request.waits and not self.request.keys and self.request.rank is None
         stall = rolls.stall_lines(self.snapshot.stall) if is_summary else []
-        if not self.asked.stacks:
+        if not self.request.stacks:
             return stall
         return [*stall, "", *stacks.all_lines(self.activity, with_summary=not stall)]
 
@@ -163,10 +163,10 @@ class RollReport:
             **to_json(roll),
         }
         told: dict[str, Any] = {}
-        if self.asked.stacks:
+        if self.request.stacks:
             told = {"work": stacks.all_content(self.activity)}
-        elif self.asked.rank is not None:
-            told = {"activity": stacks.rank_content(self.activity, self.asked.rank)}
+        elif self.request.rank is not None:
+            told = {"activity": stacks.rank_content(self.activity, self.request.rank)}
         return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True), **told}
 
 
@@ -174,7 +174,7 @@ class RollReport:
 class ForeignReport:
     """Of torch's own server: it is not known which ranks are expected."""
 
-    asked: Asked
+    request: StatusRequest
     store: foreign.ForeignStore
 
     @property
@@ -186,8 +186,8 @@ class ForeignReport:
         return (self.store.key_count, self.store.keys, self.store.workers, tuple(self.store.writers.items()))
 
     def lines(self, width: int | None = None) -> list[str]:
-        if self.asked.keys:
-            return list(foreign.describe_keys(self.store, self.asked.search))
+        if self.request.keys:
+            return list(foreign.describe_keys(self.store, self.request.search))
         return [rolls.cut(line, width) for line in foreign.describe(self.store)]
 
     @property

@@ -21,7 +21,7 @@ from rallypoint.explain.report import as_text
 from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.rollcall.events import RelayEvents, to_line
+from rallypoint.store.rollcall.events import SnapshotChanges, to_line
 from rallypoint.store.rollcall.identity import HELLO, parse_hello
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import Plan, meetings_of
@@ -31,7 +31,7 @@ from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.wire.encoding import blob
 from rallypoint.watch.status.summary import summary
 from rallypoint.watch.timeline import words as timeline_words
-from rallypoint.watch.timeline.reading import tell
+from rallypoint.watch.timeline.reading import read_timeline
 from rolls import client, part, plan, rank, ranks, relay, snapshot, wait
 from startups import PID, straggler
 
@@ -59,7 +59,7 @@ def _snapshot(data: bytes) -> None:
     assert Snapshot.from_json(told.to_json()) == told
     roll = judge(told)
     _say(*summary(told, roll), stall_text(roll, 3.0))
-    heard = RelayEvents()
+    heard = SnapshotChanges()
     for _ in range(2):
         for event in heard.read(told, lambda key: len(key) % 2 == 0):
             _say(to_line(event, 1))
@@ -87,7 +87,7 @@ def _events(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events"
         path.write_bytes(data)
-        timeline = tell([path])
+        timeline = read_timeline([path])
     _say(timeline_words.as_text(timeline))
 
 

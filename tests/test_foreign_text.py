@@ -26,7 +26,7 @@ from rallypoint.cli import findings as doctor_lines
 from rallypoint.cli import main as command
 from rallypoint.cli import run as launcher
 from rallypoint.cli.printing import print_rows, tell_file
-from rallypoint.cli.repeating import ChangedLines, in_a_line
+from rallypoint.cli.signals import ChangedLines, in_a_line
 from rallypoint.client.base import keys_missing
 from rallypoint.client.hash import HashStore
 from rallypoint.client.membership import Member as FileMember
@@ -58,7 +58,7 @@ from rallypoint.store.wire.opcodes import Op
 from rallypoint.text import printable, printable_lines, shown
 from rallypoint.watch.status.report import ForeignReport, RollReport, StatusRequest
 from rallypoint.watch.status.torch_store import ForeignStore
-from rallypoint.watch.timeline.reading import tell
+from rallypoint.watch.timeline.reading import read_timeline
 from rallypoint.watch.timeline.words import as_text
 from rallypoint.watch.web import metrics
 from raw import RawClient, until
@@ -207,7 +207,7 @@ def of_events(folder: Path) -> Iterator[str]:
     for at, line in enumerate(lines):
         line["time"] = float(at)
     (folder / "events").write_text("\n".join(map(json.dumps, lines)))
-    yield as_text(tell([folder / "events"]))
+    yield as_text(read_timeline([folder / "events"]))
 
 
 def of_logs() -> Iterator[str]:

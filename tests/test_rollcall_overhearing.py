@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import rolls
-from rallypoint.store.rollcall.events import Connected, Event, Joined, Left, RelayEvents, Waited, Waiting
+from rallypoint.store.rollcall.events import Connected, Event, Joined, Left, SnapshotChanges, Waited, Waiting
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
 
@@ -36,11 +36,11 @@ class Ear:
     """Hears one snapshot after the other."""
 
     def __init__(self, *keys: str) -> None:
-        self.relay_events = RelayEvents()
+        self.changes = SnapshotChanges()
         self.keys = set(keys)
 
     def hear(self, snapshot: Snapshot) -> list[Event]:
-        return list(self.relay_events.read(snapshot, self.keys.__contains__))
+        return list(self.changes.read(snapshot, self.keys.__contains__))
 
 
 def test_who_comes_came_when_it_says() -> None:

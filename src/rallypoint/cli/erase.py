@@ -56,7 +56,7 @@ def _await_nobody(log: Log) -> None:
 
 
 def _who_serves(log: Log) -> str:
-    """In this order: one that stood by may lead by now. What cannot be read does not let anybody lead."""
+    """Who leads or stands by, in words; empty: nobody. Unreadable records mean that nobody can lead."""
     with suppress(FormatError):
         leadership, is_alive = watch_leader(log)
         if is_alive:

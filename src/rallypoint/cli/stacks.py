@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, command
-from rallypoint.cli.repeating import ChangedLines, check_watch, repeat, until_ctrl_c
-from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.cli.signals import ChangedLines, check_watch, repeat, signals_as_interrupts, until_ctrl_c
 from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store

@@ -12,8 +12,14 @@ from rich.live import Live
 from rich.text import Text
 
 from rallypoint.cli.command import JSON, Argument, command, not_negative
-from rallypoint.cli.repeating import ChangedLines, check_watch, in_a_line, repeat, until_ctrl_c
-from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.cli.signals import (
+    ChangedLines,
+    check_watch,
+    in_a_line,
+    repeat,
+    signals_as_interrupts,
+    until_ctrl_c,
+)
 from rallypoint.errors import NotOursError, RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_store
 from rallypoint.text import duration

@@ -8,7 +8,7 @@ from pathlib import Path
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.watch.plots import check_plot
 from rallypoint.watch.timeline.drawing import save
-from rallypoint.watch.timeline.reading import tell
+from rallypoint.watch.timeline.reading import read_timeline
 from rallypoint.watch.timeline.words import as_text
 
 
@@ -31,7 +31,7 @@ def timeline(files: list[Path], run: int | None, plot: Path | None, as_json: boo
     """
     if plot is not None:
         check_plot(plot)
-    told = tell(files, run)
+    told = read_timeline(files, run)
     if plot is not None:
         save(told, plot)
     print(json.dumps(told.as_json(), indent=2) if as_json else as_text(told))

@@ -2,7 +2,7 @@
 
 A wait is told of when it ends, and while it lasts only if it is long. Of the errors of one peer, only a few
 are told in a second, and then how many were left out. What happens behind relays is not seen here:
-`RelayEvents` finds it out from snapshots.
+`SnapshotChanges` finds it out from snapshots.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Clients are named by the number of their connection, as in a snapshot; who one i
 as that is known, and again when more is. A reader passes over kinds and fields that it does not
 know: later versions may have more.
 
-A server does not see what happens behind its relays. `RelayEvents` finds it out from snapshots.
+A server does not see what happens behind its relays. `SnapshotChanges` finds it out from snapshots.
 Snapshots tell how long ago things began, so their times are exact. How long a wait lasted comes from the
 server's monotonic clock (`Snapshot.seconds`), as the time of day may be set meanwhile. What begins and ends
 between two snapshots is not seen, and what has ended since the last one ended a little earlier than it seems.
@@ -268,7 +268,7 @@ class _Moment(NamedTuple):
         return _Moment(self.wall - seconds, self.up - seconds)
 
 
-class RelayEvents:
+class SnapshotChanges:
     """The clients behind the relays of one server."""
 
     def __init__(self) -> None:

@@ -133,8 +133,8 @@ def _check(reading: Reading) -> None:
         )
 
 
-def tell(paths: Sequence[Path], run: int | None = None) -> Timeline:
-    """The start-up that these events files tell of, by default of their last runs."""
+def read_timeline(paths: Sequence[Path], run: int | None = None) -> Timeline:
+    """The start-up that these events files describe, by default of their last runs."""
     readings = [read_events(path, run) for path in paths]
     timeline = judge(readings[0].record if len(readings) == 1 else merge([each.record for each in readings]))
     remarks = [remark for each in readings for remark in _remarks(each)]

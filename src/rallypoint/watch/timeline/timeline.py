@@ -47,7 +47,7 @@ class StartupMember:
 
     @property
     def came_late(self) -> bool:
-        """Whether it was late because it came late; else it came in time, and then kept others waiting."""
+        """Whether it was late because it connected late; else it came in time, and then others waited."""
         return self.came is not None and self.came >= _CAME_LATE * self.late
 
     @property

@@ -13,7 +13,7 @@ from rallypoint.store.core.front import Front
 from rallypoint.store.rollcall.question import Question
 
 if TYPE_CHECKING:  # most servers write no events, and are up sooner without these
-    from rallypoint.store.rollcall.events import Event, RelayEvents
+    from rallypoint.store.rollcall.events import Event, SnapshotChanges
     from rallypoint.store.server.reporting.event_file import EventLog
 
 logger = logging.getLogger("rallypoint.store.server")
@@ -62,7 +62,7 @@ class RelayEvents:
     def __init__(self, core: Front[Any], events: Events) -> None:
         self._core = core
         self._events = events
-        self._heard: RelayEvents | None = None
+        self._heard: SnapshotChanges | None = None
         self._next_look = 0.0
 
     def look(self) -> None:
@@ -88,10 +88,10 @@ class RelayEvents:
     def _follow(self, snapshot: bytes) -> None:
         began = time.monotonic()
         try:
-            from rallypoint.store.rollcall.events import RelayEvents
+            from rallypoint.store.rollcall.events import SnapshotChanges
             from rallypoint.store.rollcall.snapshot import Snapshot
 
-            self._heard = self._heard or RelayEvents()
+            self._heard = self._heard or SnapshotChanges()
             for event in self._heard.read(Snapshot.from_json(snapshot), self._core.has_key):
                 self._events.put(event)
         except ProtocolError as error:

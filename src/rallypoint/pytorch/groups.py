@@ -113,7 +113,7 @@ def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
         return
 
 
-class Rendezvous(NamedTuple):
+class RendezvousCall(NamedTuple):
     """The first arguments of torch's function that makes the store of a rendezvous."""
 
     host: str
@@ -123,11 +123,11 @@ class Rendezvous(NamedTuple):
     timeout: timedelta
 
     @staticmethod
-    def of(arguments: tuple[Any, ...]) -> Rendezvous | None:
+    def of(arguments: tuple[Any, ...]) -> RendezvousCall | None:
         """None if another torch has others, or no launcher asks."""
         if folder_of(os.environ) is None or len(arguments) < 5:
             return None
-        given = Rendezvous(*arguments[:5])
+        given = RendezvousCall(*arguments[:5])
         is_known = isinstance(given.rank, int) and isinstance(given.timeout, timedelta)
         return given if is_known and given.rank >= 0 else None
 
@@ -178,7 +178,7 @@ def install() -> None:
 @functools.wraps(_create_store)
 def _patched_create_store(*args: Any, **kwargs: Any) -> Any:
     """What `env://` and `tcp://` make; under torchrun a client of the agent's store."""
-    rendezvous = Rendezvous.of(args)
+    rendezvous = RendezvousCall.of(args)
     if rendezvous is not None:
         rendezvous.answer()
     store = _create_store(*args, **kwargs)

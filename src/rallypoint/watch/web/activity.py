@@ -35,7 +35,7 @@ from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 
-class RankReport(NamedTuple):
+class ReportedRank(NamedTuple):
     """What one rank does, as its launcher reports."""
 
     activity: RankActivity
@@ -49,7 +49,7 @@ class JobReport:
     """What all ranks do."""
 
     activity: JobActivity
-    ranks: Mapping[int, RankReport] = field(default_factory=dict)
+    ranks: Mapping[int, ReportedRank] = field(default_factory=dict)
 
 
 NO_REPORT: Final = JobReport(NO_ACTIVITY)
@@ -72,13 +72,13 @@ class ReportReader:
 
     def _read(self, snapshot: Snapshot) -> JobReport:
         before, unpacked = self._unpacked, dict[str, MachineActivity | None]()
-        ranks: dict[int, RankReport] = {}
+        ranks: dict[int, ReportedRank] = {}
         for client in recent_reporters(snapshot):
             text = client.told
             machine = unpacked[text] = before[text] if text in before else unpack(text)
             if machine is not None:
                 for each in machine.ranks:
-                    ranks[each.rank] = RankReport(each, machine.host, client.told_seconds)
+                    ranks[each.rank] = ReportedRank(each, machine.host, client.told_seconds)
         self._unpacked = unpacked
         machines = (each for each in unpacked.values() if each is not None)
         return JobReport(put_together(machines, awaited_keys(snapshot)), ranks)
@@ -155,7 +155,7 @@ def steps(report: JobReport, now: float) -> Json:
     }
 
 
-def _step(each: RankReport, now: float) -> Json:
+def _step(each: ReportedRank, now: float) -> Json:
     since = {"since": _moment(now, each.activity.step_seconds + each.seconds)}
     return {
         "host": shown(each.host),
@@ -169,7 +169,7 @@ def _rough(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def doing(each: RankReport, now: float) -> Json:
+def doing(each: ReportedRank, now: float) -> Json:
     """All that is reported of one rank."""
     activity, facts = each.activity, each.activity.facts
     ages = {

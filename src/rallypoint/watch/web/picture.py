@@ -30,7 +30,7 @@ from rallypoint.store.rollcall.roll import (
 from rallypoint.store.rollcall.snapshot import Operation, Relay, Snapshot
 from rallypoint.text import runs_of
 from rallypoint.watch.web import activity
-from rallypoint.watch.web.activity import JobReport, RankReport
+from rallypoint.watch.web.activity import JobReport, ReportedRank
 
 Json = dict[str, Any]
 
@@ -124,7 +124,7 @@ def troubled(before: Json, message: str, hint: str, time: float) -> Json:
     return {**before, PROBLEM: {"message": message, "hint": hint, SINCE: since}}
 
 
-def details(standing: Standing, snapshot: Snapshot, report: RankReport | None) -> Json:
+def details(standing: Standing, snapshot: Snapshot, report: ReportedRank | None) -> Json:
     """All that is known of one rank, and what its launcher reports of it."""
     known = {name: value for name, value in asdict(standing).items() if not name.endswith("seconds")}
     return {

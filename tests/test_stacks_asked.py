@@ -36,7 +36,7 @@ from rallypoint.launch.stacks.system import (
     read_process,
     read_process_elsewhere,
 )
-from rallypoint.launch.stacks.tools import program as py_spy_program
+from rallypoint.launch.stacks.tools import py_spy_program
 from rallypoint.launch.stacks.watching import StallWatch, StoreChannel, answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
 from rallypoint.watch.status.stacks import all_lines, rank_lines
@@ -103,7 +103,7 @@ class Ranks:
         assert process.stdout.readline() == "ready\n"
         return next(each for each in sources_in(self.folder) if each.rank == rank)
 
-    def request_stacks(self, *sources: Source) -> dict[int, Dump]:
+    def ask(self, *sources: Source) -> dict[int, Dump]:
         return request_stacks(
             [StackRequest(each, each.pid, read_process(each.pid)) for each in sources], SIGNALS
         )

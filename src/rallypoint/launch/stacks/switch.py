@@ -22,7 +22,7 @@ _BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4"
 _HINT: Final = f"write on, off, or the names or numbers of one or two signals: {_BY_DEFAULT}"
 _ON_MACOS: Final = "SIGINFO"
 _ON_WINDOWS: Final = (0,)
-"""No signal, but an event: see `asking`."""
+"""No signal, but an event: see `requesting`."""
 _SIGNAL: Final = re.compile(r"(?:(?P<name>SIG[A-Z0-9]+)|(?P<number>\d{1,3}))(?P<more>[+-]\d{1,2})?")
 _RESERVED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 

@@ -85,7 +85,7 @@ def test_what_a_launcher_says_of_a_stall_is_below_as_it_is_but_obeyed_by_no_term
     assert last == "  server    all is well", "it is not taken for a line of the summary"
     assert report(replace(STALLED, stall="x\n" * 1_000)).below[-1] == "  and 800 more lines"
     assert report(replace(STALLED, stall=" \n")).below == report(STALLED).below == []
-    assert replace(told, asked=replace(told.asked, waits=True)).below == []
+    assert replace(told, request=replace(told.request, waits=True)).below == []
     assert told.essence != report(STALLED).essence
     assert told.content()["snapshot"]["stall"] == text
 

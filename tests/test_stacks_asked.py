@@ -20,7 +20,7 @@ from rallypoint.launch.environment import inject
 from rallypoint.launch.reports import VARIABLE, Reports
 from rallypoint.launch.stacks import movement, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.launch.stacks.flight_recorder import PIPES, ask_recorders, with_pipes
+from rallypoint.launch.stacks.flight_recorder import PIPES, read_recorders, with_pipes
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Dump
 from rallypoint.launch.stacks.grouping import JobActivity, put_together
@@ -700,7 +700,7 @@ def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) 
         entry = {"collective_seq_id": 7, "process_group": ("0", "default_pg"), "profiling_name": operation}
         (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps({"entries": [entry]}))
     try:
-        recorded = ask_recorders([0, 1, 2], environ)
+        recorded = read_recorders([0, 1, 2], environ)
         assert [os.read(pipe, 9) for pipe in pipes] == [b"1\n", b"1\n"]
     finally:
         for pipe in pipes:

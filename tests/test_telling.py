@@ -16,7 +16,7 @@ from rallypoint.errors import AccessError, UsageError
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core import looks
 from rallypoint.store.core.store import Core
-from rallypoint.store.rollcall.clients import tellers, whole
+from rallypoint.store.rollcall.clients import reporting_clients, whole
 from rallypoint.store.rollcall.identity import WORKER, Role
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Client
@@ -99,7 +99,7 @@ def test_what_a_client_tells_stays_at_its_relay_and_is_told_with_how_old_it_is()
     assert [wire.core.upstream.batches for wire in tree.wires] == [0, 0]
     tree.look(tree.head)
     tree.clock.now += 5.0
-    told = {each.told: each.told_seconds for each in tellers(tree.look(tree.head, without=[lower]))}
+    told = {each.told: each.told_seconds for each in reporting_clients(tree.look(tree.head, without=[lower]))}
     assert told == {text: pytest.approx(5.0, abs=1.5) for text in ("direct", "upper", "lower")}
 
 
@@ -115,8 +115,8 @@ def test_times_add_up_over_relays_and_workers() -> None:
         relays=(relay(3, upper, part_seconds=3.0), relay(4, None), worker),
     )
     expected = {"direct": 1.0, "upper": 4.0, "lower": 24.0, "worker": 1.5}
-    assert {each.told: each.told_seconds for each in tellers(told)} == expected
-    assert {each.told: each.told_seconds for each in tellers(whole(told))} == expected
+    assert {each.told: each.told_seconds for each in reporting_clients(told)} == expected
+    assert {each.told: each.told_seconds for each in reporting_clients(whole(told))} == expected
 
 
 def test_what_all_tell_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ def test_launchers_tell_servers_and_relays(backend: str, tmp_path: Path) -> None
 
         def told() -> dict[str, Role]:
             found = look(server.host, server.port, Question(), Deadline(SECONDS))
-            assert all(0.0 <= each.told_seconds < SECONDS for each in tellers(found))
-            return {each.told: each.who.role for each in tellers(found)}
+            assert all(0.0 <= each.told_seconds < SECONDS for each in reporting_clients(found))
+            return {each.told: each.who.role for each in reporting_clients(found)}
 
         for number, agent in enumerate(agents):
             agent.set("k", "v")

@@ -15,7 +15,7 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.web import poller as watching
 from rallypoint.watch.web.activity import ReportReader
-from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, take_sight
+from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, read_sight
 from test_web_picture import apply
 from web_stores import ScriptedStore, job
 
@@ -53,9 +53,9 @@ def read(event: bytes) -> tuple[str, int, dict[str, Any]]:
 
 
 def test_the_first_frame_is_whole_and_the_next_a_patch(store: ScriptedStore) -> None:
-    first = next_frame(None, 1, take_sight(store.look), ReportReader(), "node-0:29500")
+    first = next_frame(None, 1, read_sight(store.look), ReportReader(), "node-0:29500")
     store.snapshot = job(EIGHT)
-    second = next_frame(first, 2, take_sight(store.look), ReportReader(), "node-0:29500")
+    second = next_frame(first, 2, read_sight(store.look), ReportReader(), "node-0:29500")
     assert read(first.whole) == ("whole", 1, first.content)
     kind, number, patch = read(second.change)
     assert (kind, number) == ("change", 2)
@@ -65,20 +65,20 @@ def test_the_first_frame_is_whole_and_the_next_a_patch(store: ScriptedStore) -> 
 
 
 def test_a_store_that_fails_and_comes_back(store: ScriptedStore) -> None:
-    first = next_frame(None, 1, take_sight(store.look), ReportReader(), "")
+    first = next_frame(None, 1, read_sight(store.look), ReportReader(), "")
     store.failure = ConnectError("cannot reach it", hint="is it up?")
-    second = next_frame(first, 2, take_sight(store.look), ReportReader(), "")
+    second = next_frame(first, 2, read_sight(store.look), ReportReader(), "")
     assert second.patch["problem"]["message"] == "cannot reach it"
     assert second.content["machines"] == first.content["machines"]
     store.failure = None
-    third = next_frame(second, 3, take_sight(store.look), ReportReader(), "")
+    third = next_frame(second, 3, read_sight(store.look), ReportReader(), "")
     assert third.patch["problem"] is None
     assert "problem" not in third.content
 
 
 def test_a_store_that_never_answered_has_no_picture(store: ScriptedStore) -> None:
     store.failure = ConnectError("cannot reach it")
-    frame = next_frame(None, 1, take_sight(store.look), ReportReader(), "node-0:29500")
+    frame = next_frame(None, 1, read_sight(store.look), ReportReader(), "node-0:29500")
     assert set(frame.content) == {"problem", "address", "every"}
 
 

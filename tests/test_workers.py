@@ -31,7 +31,7 @@ from rallypoint.store.machine.ports import holder_of
 from rallypoint.store.relay import head
 from rallypoint.store.relay.head import auto_workers, parse_workers
 from rallypoint.store.relay.hosting import host_store
-from rallypoint.store.rollcall.clients import tellers, whole
+from rallypoint.store.rollcall.clients import reporting_clients, whole
 from rallypoint.store.rollcall.identity import Identity, Role, hello_key
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
@@ -129,7 +129,7 @@ def test_what_clients_of_all_workers_tell_is_seen(server: Server, stack: ExitSta
     for number, client in enumerate(connect(server, stack)):
         client.send(request(Op.TELL, b"%d" % number) + request(Op.PING, tail=b"ping"))
         assert client.read(4) == b"ping"
-    told = {each.told: each.who.rank for each in tellers(seen(server))}
+    told = {each.told: each.who.rank for each in reporting_clients(seen(server))}
     assert told == {str(number): number for number in range(MANY)}
 
 

@@ -82,14 +82,14 @@ def _show_changes(
 
 
 def _read(places: Endpoints, wanted: Sequence[range]) -> tuple[JobActivity, str]:
-    snapshot = first_to_answer(places, _look)
+    snapshot = first_to_answer(places, _read_snapshot)
     machines = machine_activities(snapshot)
     if wanted:
         machines = only(machines, wanted)
     return put_together(machines, awaited_keys(snapshot)), snapshot.stall
 
 
-def _look(host: str, port: int, store: str = "") -> Snapshot:
+def _read_snapshot(host: str, port: int, store: str = "") -> Snapshot:
     """The job's store. A relay only knows its own machine: from there, the store is looked up."""
     question, deadline = Question(), Deadline(_ANSWER_SECONDS)
     found = (
@@ -99,7 +99,9 @@ def _look(host: str, port: int, store: str = "") -> Snapshot:
     if upstream is None:
         return found
     try:
-        return first_to_answer(upstream.addresses, lambda host, port: _look(host, port, upstream.store))
+        return first_to_answer(
+            upstream.addresses, lambda host, port: _read_snapshot(host, port, upstream.store)
+        )
     except RallypointError as error:
         raise RallypointError(
             f"{format_address(host, port)} is a relay, and the job's store behind it cannot be reached: "

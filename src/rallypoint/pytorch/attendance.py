@@ -162,7 +162,7 @@ class RollCall:
         attention = AskingSchedule(time.monotonic())
         while True:
             if attention.note(min(store.count_workers(), expected), time.monotonic()):
-                self._tell(reports.JoinProgress(attention.count, expected))
+                self._report_progress(reports.JoinProgress(attention.count, expected))
             if attention.count == expected:
                 return
             if self._stopped.is_set():
@@ -185,11 +185,11 @@ class RollCall:
             pass  # the server has not answered, this time
         attention.note_asked(began, time.monotonic())
         if report is not None:
-            self._tell(report)
+            self._report_progress(report)
             self._remark(report)
         return report is not None and report.complete
 
-    def _tell(self, roll: reports.JoinProgress) -> None:
+    def _report_progress(self, roll: reports.JoinProgress) -> None:
         reports.report_roll(replace(roll, store=self._view.address))
 
     def _remark(self, roll: reports.JoinProgress) -> None:

@@ -39,7 +39,7 @@ class OwnedServer:
     server: HostedServer
     owner_key: str
 
-    def take(self, client: Any) -> None:
+    def add_owner(self, client: Any) -> None:
         """Make a connected store an owner; ConnectionLostError if the last one before it has just gone."""
         if not client.delete_key(self.owner_key):
             raise ConnectionLostError(f"the store server on {self.server.places} is about to end")
@@ -126,11 +126,11 @@ def _host(host: str, port: int, backend: Choice, listen_fd: int | None) -> Owned
     )
     owned = OwnedServer(server, key)
     _servers[server.port] = owned
-    threading.Thread(target=_tell_death, args=(server,), name="rallypoint server", daemon=True).start()
+    threading.Thread(target=_report_death, args=(server,), name="rallypoint server", daemon=True).start()
     return owned
 
 
-def _tell_death(server: HostedServer) -> None:
+def _report_death(server: HostedServer) -> None:
     """Say at once that a server was killed: torch's own errors name an address alone."""
     server.await_end(None)
     if (how := server.how_it_ended()) != "with exit code 0":  # it has not ended with its owners

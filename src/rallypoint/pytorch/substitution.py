@@ -148,7 +148,7 @@ def _patched_clone(self: Any) -> Any:
         cpp_stores.take_over_queues(twin)
     owned = owned_at(self.port)
     if owned is not None and owned.server.address == (_host.fget(self), _port.fget(self)):
-        owned.take(twin)  # a clone holds the server as well
+        owned.add_owner(twin)  # a clone holds the server as well
     return twin
 
 
@@ -335,7 +335,7 @@ def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) ->
     there = replace(wanted, host_name=host, port=port, timeout=patience, use_libuv=is_libuv)
     _connect(store, there, role)
     store.set_timeout(timedelta(seconds=wanted.seconds))
-    owned.take(store)
+    owned.add_owner(store)
     _remember_place(store, (wanted.host_name, port))
 
 

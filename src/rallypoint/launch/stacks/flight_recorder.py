@@ -31,9 +31,9 @@ def with_pipes(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {PIPES: str(folder / "flight-"), **environ} if is_on else dict(environ)
 
 
-def ask_recorders(ranks: Iterable[int], environ: Mapping[str, str]) -> dict[int, tuple[Recorded, ...]]:
+def read_recorders(ranks: Iterable[int], environ: Mapping[str, str]) -> dict[int, tuple[Recorded, ...]]:
     """The last collectives by rank, of those whose recorder answers."""
-    asked = [rank for rank in ranks if _ask(rank, environ)]
+    asked = [rank for rank in ranks if _request(rank, environ)]
     # The clock of files is coarse. A dump of a moment before would be as good.
     began = time.time() - 1.0
     deadline = time.monotonic() + _SECONDS
@@ -48,7 +48,7 @@ def ask_recorders(ranks: Iterable[int], environ: Mapping[str, str]) -> dict[int,
     return found
 
 
-def _ask(rank: int, environ: Mapping[str, str]) -> bool:
+def _request(rank: int, environ: Mapping[str, str]) -> bool:
     if not (stem := environ.get(PIPES)):
         return False
     try:

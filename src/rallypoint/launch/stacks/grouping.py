@@ -11,7 +11,7 @@ from typing import Final
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.launch.stacks.folding import NOTHING, Doing, fold
 from rallypoint.launch.stacks.frames import Frame
-from rallypoint.store.rollcall.clients import gather, tellers
+from rallypoint.store.rollcall.clients import gather, reporting_clients
 from rallypoint.store.rollcall.judgement import waits_of
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
 from rallypoint.store.rollcall.torch_keys import owing_rank
@@ -121,7 +121,7 @@ NO_ACTIVITY: Final = JobActivity((), None, 0)
 def recent_reporters(snapshot: Snapshot) -> list[Client]:
     """The launchers that have told what their ranks do now: each once, by its newest connection."""
     newest: dict[tuple[str, int], Client] = {}
-    for client in tellers(snapshot):
+    for client in reporting_clients(snapshot):
         if client.told_seconds < _LATE_SECONDS:
             who = client.who
             key = (who.host, who.pid) if who.pid else (client.peer, client.id)

@@ -27,7 +27,7 @@ from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
 from rallypoint.launch.stacks.activity import MachineActivity, pack
-from rallypoint.launch.stacks.flight_recorder import ask_recorders, with_pipes
+from rallypoint.launch.stacks.flight_recorder import read_recorders, with_pipes
 from rallypoint.launch.stacks.grouping import JobActivity, activity_of, put_together
 from rallypoint.launch.stacks.requesting import forget_all
 from rallypoint.launch.stacks.sampling import RankSampler
@@ -218,7 +218,7 @@ class StallWatch:
             if not self._may_be_stalled(machine):
                 return machine
         gpus = gpus_of({each.pid for each in machine.ranks})
-        recorded = ask_recorders((each.rank for each in machine.ranks), self._environ)
+        recorded = read_recorders((each.rank for each in machine.ranks), self._environ)
         ranks = (
             replace(
                 each,

@@ -114,7 +114,7 @@ def is_heard(relay: Relay) -> bool:
     return relay.present and relay.part is not None and relay.part_seconds <= SILENT_SECONDS
 
 
-def tellers(snapshot: Snapshot) -> Iterator[Client]:
+def reporting_clients(snapshot: Snapshot) -> Iterator[Client]:
     """All clients that have told something of themselves, of relays of all levels and of workers as well.
 
     Their `told_seconds` are until the snapshot was made. A client that has connected anew is there twice,

@@ -119,7 +119,7 @@ class StoreWatch:
         if last is not None and time.monotonic() - last.ended < most_seconds:
             return last
         if self._looking is None:
-            self._looking = asyncio.create_task(self._take_sight())
+            self._looking = asyncio.create_task(self._refresh())
         # Other callers may wait for the same look: it goes on if this one gives up.
         return await asyncio.shield(self._looking)
 
@@ -177,15 +177,15 @@ class StoreWatch:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def _take_sight(self) -> Sight:
+    async def _refresh(self) -> Sight:
         try:
-            self._last = await _call(lambda: take_sight(self._look))
+            self._last = await _call(lambda: read_sight(self._look))
         finally:
             self._looking = None
         return self._last
 
 
-def take_sight(look: Look) -> Sight:
+def read_sight(look: Look) -> Sight:
     """Look once, and judge the snapshot."""
     began = time.monotonic()
     try:

@@ -16,8 +16,10 @@ from zlib import crc32
 
 import pytest
 
+from processes import hand_over
 from rallypoint.launch.environment import inject
-from rallypoint.launch.reports import VARIABLE, Reports
+from rallypoint.launch.handover import Handover
+from rallypoint.launch.reports import Reports
 from rallypoint.launch.stacks import pace, sampler, steps
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
@@ -30,7 +32,7 @@ from rallypoint.launch.stacks.looking import Looker
 from rallypoint.launch.stacks.py_spy import program as py_spy_program
 from rallypoint.launch.stacks.sampler import Sampler
 from rallypoint.launch.stacks.steps import read_step, step
-from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
+from rallypoint.launch.stacks.switch import signals_of, stack_signals
 from rallypoint.launch.stacks.system import children_of, helper_of, look_at, look_elsewhere, mask_of, names_of
 from rallypoint.launch.stacks.watching import answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
@@ -87,8 +89,7 @@ class Ranks:
             text=True,
             env={
                 **inject(os.environ),
-                VARIABLE: str(self.folder),
-                SIGNALS_VARIABLE: ",".join(map(str, SIGNALS)),
+                **Handover(self.folder, SIGNALS).variables(),
                 "RANK": str(rank),
                 **(environ or {}),
             },
@@ -416,12 +417,11 @@ def test_a_step_that_is_no_number_is_refused_everywhere_and_a_full_disk_is_no_er
 ) -> None:
     with pytest.raises(TypeError):
         step(1.5)  # type: ignore[arg-type]
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "not there"))
-    monkeypatch.setenv(SIGNALS_VARIABLE, str(MAIN))
+    hand_over(monkeypatch, tmp_path / "not there", (MAIN,))
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setattr(steps, "_owner", -1)
     step(7)
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    hand_over(monkeypatch, tmp_path, (MAIN,))
     for number, told in ((7, 7), (-5, 0), (1 << 70, 1 << 62)):
         monkeypatch.setattr(steps, "_owner", -1)
         step(number)
@@ -708,7 +708,7 @@ def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_STACKS", "off")
     assert stack_signals() == ()
-    environ = {VARIABLE: "folder", "RALLYPOINT_STACKS": "off"}
+    environ = {**Handover(Path("folder")).variables(), "RALLYPOINT_STACKS": "off"}
     assert answering(environ) == environ
 
 

@@ -29,15 +29,16 @@ def run_task(
     task: Task,
     command: Sequence[str],
     environ: dict[str, str],
+    folder: Path,
     on_look: Callable[[], bool],
     deliver: Deliver,
     say: Say,
 ) -> Ended:
     """Run the command of a rank to its end, or until another rank fails. It starts when the store is there.
 
-    `on_look` is called every tenth of a second, until it returns False; `say` if the job stands still.
+    The rank leaves its reports in `folder`. `on_look` is called every tenth of a second, until it returns
+    False; `say` if the job stands still.
     """
-    folder = Path(environ[reports.VARIABLE])
     # The group is left last: the first task waits there for everybody who uses the store.
     with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say), ExitStack() as relay:
 

@@ -37,9 +37,9 @@ from typing import Any, TypeVar
 
 from rallypoint.client.filelock import open_locked
 from rallypoint.codec import from_text, to_text
+from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity
 from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame, Stack
-from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.hello import who_am_i
 from rallypoint.store.machine.addresses import is_loopback
@@ -48,9 +48,8 @@ from rallypoint.text import LONGEST_SENTENCE, ranks_text, shown
 
 _T = TypeVar("_T")
 
-VARIABLE = "RALLYPOINT_REPORTS"
-QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
-"""If set, torchrun's agent prints no traceback of its own for ranks that failed: the launcher says it."""
+_AGENT = "rallypoint.pytorch.agent"
+"""The program of torchrun's agents that `rallypoint run` has started, which then speaks for them."""
 
 _TRACEBACK_LINES = 60
 ENDING = "ending-"
@@ -167,7 +166,7 @@ class JoinProgress:
 
 def folder_of(environ: Mapping[str, str]) -> Path | None:
     """The folder for reports; None if no launcher asked for them."""
-    return Path(environ[VARIABLE]) if environ.get(VARIABLE) else None
+    return read_handover(environ).reports
 
 
 def _identity() -> RankIdentity:
@@ -279,7 +278,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     True if it need not be printed here: it is torchrun's agent's, for which the launcher speaks.
     """
     who = _identity()
-    quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
+    quiet = _is_agent()
     if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
         report_exits(error.failures)  # type: ignore[attr-defined]
         return quiet
@@ -295,6 +294,11 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     return quiet
 
 
+def _is_agent() -> bool:
+    program = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(program, "name", "") == _AGENT
+
+
 def _stack(trace: TracebackType | None) -> tuple[Frame, ...]:
     frames = [
         Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name)
@@ -308,10 +312,10 @@ def _await_look(who: RankIdentity) -> None:
 
     It waits after its error has been printed. Whoever ends it meanwhile loses nothing.
     """
-    folder = folder_of(os.environ)
-    if folder is None or not os.environ.get(SIGNALS_VARIABLE):
+    given = read_handover(os.environ)
+    if given.reports is None or not given.signals:
         return
-    mark = folder / f"{ENDING}{who.rank}-{who.pid}"
+    mark = given.reports / f"{ENDING}{who.rank}-{who.pid}"
     try:
         mark.touch()
     except OSError:

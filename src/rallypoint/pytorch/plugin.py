@@ -47,8 +47,8 @@ from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, pa
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import SECONDS as EXAMINATIONS
 from rallypoint.launch.health import why_unfit
+from rallypoint.launch.lost_agent import DeathNotice
 from rallypoint.launch.options import BACKEND
-from rallypoint.launch.rendezvous.bequest import Bequest
 from rallypoint.launch.rendezvous.digest import RoundEnd, Seat
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
@@ -137,7 +137,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._look_seconds = _LOOK_SECONDS[1]
         atexit.register(self._give_up)
         if launchers > 1:
-            self._bequeath()
+            self._leave_death_notice()
         self._heart = Heartbeat(self._meeting) if launchers > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
@@ -246,12 +246,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._stop_roll_call()
         self._ask(self._meeting.give_up, None)
 
-    def _bequeath(self) -> None:
+    def _leave_death_notice(self) -> None:
         """Let the launcher say that this process is gone, if it is killed."""
         folder, store = reports.folder_of(os.environ), self._place.store
         if folder is not None and isinstance(store, TCPStore):
             meeting = self._meeting
-            Bequest(store.host, store.port, meeting.prefix, meeting.member, meeting.size).leave_to(folder)
+            DeathNotice(store.host, store.port, meeting.prefix, meeting.member, meeting.size).leave_to(folder)
 
     def _examine(self) -> None:
         """_UnfitError if this machine is not fit to take part, once the job has no need of it any more."""

@@ -3,7 +3,7 @@
 A machine asks to be in the next round, and waits for a key of its own, in which it is told its place. So no
 machine polls, and none reads the names of all others, but the first in the roster, the scribe: it looks every
 second for what nobody has taken in. A sign of life is a counter of each machine's own, which
-another one reads (`lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
+another one reads (`Lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
 pause of all machines costs none of them its place.
 """
 
@@ -21,12 +21,12 @@ from rallypoint.client.prefix import PrefixStore
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import (
     Digest,
+    Lookout,
     RoundEnd,
     Seat,
     seat_of,
     seat_of_refused,
 )
-from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import (
     Ending,

@@ -25,7 +25,7 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
-from rallypoint.launch.rendezvous.naming import await_host
+from rallypoint.launch.rendezvous.waiting import await_host
 from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import plain_host

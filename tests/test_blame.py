@@ -13,9 +13,9 @@ import pytest
 from processes import hand_over
 from rallypoint.explain.verdict import judge
 from rallypoint.launch import reports
-from rallypoint.launch.blame import find_blame
+from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity, find_blame
 from rallypoint.launch.handover import VARIABLE
-from rallypoint.launch.reports import Exit, Failure, JoinProgress, LostServer, RankIdentity, Reports
+from rallypoint.launch.reports import JoinProgress, Reports
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
 

@@ -332,16 +332,16 @@ def test_who_is_sent_a_signal(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_witness_outlives_signals_and_shows_each_once() -> None:
-    with delivery.Witness() as witness:
-        pids = set(witness.pids)
+    with delivery.SignalProbe() as probe:
+        pids = set(probe.pids)
         for burst in ([signal.SIGCONT, signal.SIGUSR1], [signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1]):
             for number in burst:
-                for pid in witness.pids:
+                for pid in probe.pids:
                     os.kill(pid, number)
             for number in burst:
-                assert witness.has_heard(number)
-                assert not witness.has_heard(number)
-                pids.update(witness.pids)
+                assert probe.has_heard(number)
+                assert not probe.has_heard(number)
+                pids.update(probe.pids)
     assert len(pids) == 6
     assert not any(map(psutil.pid_exists, pids))
 

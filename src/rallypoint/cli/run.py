@@ -17,17 +17,17 @@ from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
 from rallypoint.launch import reports
-from rallypoint.launch.blame import FailureSummary, find_blame
+from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
 from rallypoint.launch.config import Program, settle, split_arguments
-from rallypoint.launch.delivery import Heard, Witness, to_agent, to_rank
+from rallypoint.launch.delivery import Heard, SignalProbe, to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.lost_agent import end_orphans, post_death_notice
 from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
 from rallypoint.launch.rendezvous.roster import Size
-from rallypoint.launch.reports import LostServer, Reports
+from rallypoint.launch.reports import Reports
 from rallypoint.launch.schedulers.placement import find_placement, idle_machines
 from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.tasks import Task, check_is_alone, task_of
@@ -202,8 +202,8 @@ def _hearing(settings: Settings) -> Iterator[Heard]:
     if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
         yield lambda _: False
         return
-    with Witness() as witness:
-        yield witness.has_heard
+    with SignalProbe() as probe:
+        yield probe.has_heard
 
 
 def _rank_command(target: Program) -> list[str]:

@@ -69,18 +69,18 @@ def run_command(
     that as well.
     """
     lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
-    with children_end_with_us(), _passing_signals(deliver, on_end) as relay, lifeline as pipe:
+    with children_end_with_us(), _passing_signals(deliver, on_end) as forwarder, lifeline as pipe:
         while not may_start(LOOK_SECONDS):
-            if relay.first:
-                return Ended(0, -relay.first, relay.first)
+            if forwarder.first:
+                return Ended(0, -forwarder.first, forwarder.first)
         process = _start(command, environ, pipe if is_agent else None)
-        relay.open(process)
+        forwarder.open(process)
         try:
             code = _await_end(process, on_look)
         except BaseException:
             _end(process)
             raise
-    return Ended(process.pid, code, relay.told_to)
+    return Ended(process.pid, code, forwarder.told_to)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -181,7 +181,7 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
     return prepare
 
 
-class _Relay:
+class _SignalForwarder:
     """Takes signals, and has them delivered once there is a process."""
 
     def __init__(self, deliver: Deliver, on_end: Callable[[], object]) -> None:
@@ -221,15 +221,15 @@ class _Relay:
 
 
 @contextmanager
-def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator[_Relay]:
+def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator[_SignalForwarder]:
     """Take signals while the block runs, except those that are ignored, as under nohup."""
-    relay = _Relay(deliver, on_end)
+    forwarder = _SignalForwarder(deliver, on_end)
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, relay.take)
+            previous[number] = signal.signal(number, forwarder.take)
     try:
-        yield relay
+        yield forwarder
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

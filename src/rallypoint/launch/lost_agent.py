@@ -22,11 +22,11 @@ from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import RallypointError
 from rallypoint.exits import exit_text, signal_name
+from rallypoint.launch.blame import LostServer
 from rallypoint.launch.command import Ended
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.rendezvous.register import Register
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Size
-from rallypoint.launch.reports import LostServer
+from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
 from rallypoint.store.rollcall.identity import Role
 
 if TYPE_CHECKING:
@@ -132,6 +132,6 @@ def post_death_notice(folder: Path, how: str) -> None:
             register = Register(PrefixStore(left.prefix, store), left.member.id, left.size)
             leave = replace(left.member, visit=_LAST_VISIT)
             ending = Ending(f"torchrun's agent on {left.member} has ended {how}", time.time())
-            register.post(Line(leave=leave, lost=True, ending=ending))
+            register.post(RosterRequest(leave=leave, lost=True, ending=ending))
     except (OSError, ValueError, RallypointError):
         pass  # then it is missed, after a while

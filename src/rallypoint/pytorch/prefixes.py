@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from rallypoint.client.base import Store
 from rallypoint.pytorch import queues
-from rallypoint.pytorch.arguments import as_key
-from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.store import PythonStore, as_key
 
 _PrefixStore: Any = dist.PrefixStore
 _init: Any = _PrefixStore.__init__

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch import reports
+from rallypoint.launch.blame import RankIdentity
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.launch.stacks.asking import Asked, Source, ask, rank_among, sources_in
 from rallypoint.launch.stacks.folding import fold
@@ -161,7 +162,7 @@ class Looker:
         if self._reports.count_joined() != self._joined:
             self._learn()
 
-    def _learn(self) -> list[reports.RankIdentity]:
+    def _learn(self) -> list[RankIdentity]:
         self._joined = self._reports.count_joined()
         joined = self._reports.joined()
         last_try = max((each.tries for each in joined), default=0)

@@ -18,7 +18,7 @@ from rallypoint.codec import to_text
 from rallypoint.errors import ConnectionLostError, RallypointError
 from rallypoint.explain import Source, explain
 from rallypoint.explain.report import as_text
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
+from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, RosterRequest, Size, read_value
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.events import SnapshotChanges, to_line
@@ -76,7 +76,7 @@ def _roster(data: bytes) -> None:
     assert read_value(Roster, to_text(roster)) == roster
     for each in (
         roster.fill(),
-        roster.take_in([Line(come=_NEW)], _SIZE)[0],
+        roster.take_in([RosterRequest(come=_NEW)], _SIZE)[0],
         rosters.leave(roster, "a", _SIZE),
         roster.lose(set(roster.everybody[-1:]), _SIZE),
     ):

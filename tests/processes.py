@@ -11,9 +11,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
+
+from rallypoint.launch.handover import Handover
 
 BACKENDS = ("libuv", "legacy")
 
@@ -36,6 +39,12 @@ class Server:
     def read_log(self) -> str:
         self.log.seek(0)
         return self.log.read()
+
+
+def hand_over(monkeypatch: pytest.MonkeyPatch, folder: Path, signals: Sequence[int] = ()) -> None:
+    """Give this process what a launcher hands to its processes."""
+    for name, value in Handover(folder, tuple(signals)).variables().items():
+        monkeypatch.setenv(name, value)
 
 
 @contextmanager

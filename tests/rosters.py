@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size
+from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, RosterRequest, Size
 
 _LAST_VISIT = 1 << 30
 
 
 def join(roster: Roster, member: Member, size: Size) -> Roster:
     """Raises the error with which the machine is refused."""
-    line = Line(come=member, least=size.least, most=size.most)
+    line = RosterRequest(come=member, least=size.least, most=size.most)
     after, refused = roster.take_in([line], size)
     for error in refused.values():
         raise error
@@ -17,9 +17,9 @@ def join(roster: Roster, member: Member, size: Size) -> Roster:
 
 
 def leave(roster: Roster, name: str, size: Size, ending: Ending | None = None) -> Roster:
-    line = Line(leave=Member(name, "", 1, visit=_LAST_VISIT), ending=ending)
+    line = RosterRequest(leave=Member(name, "", 1, visit=_LAST_VISIT), ending=ending)
     return roster.take_in([line], size)[0]
 
 
 def close(roster: Roster, reason: str, size: Size) -> Roster:
-    return roster.take_in([Line(close=reason)], size)[0]
+    return roster.take_in([RosterRequest(close=reason)], size)[0]

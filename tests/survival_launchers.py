@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import MeetingClosedError, RallypointError
 from rallypoint.launch.endpoint import Endpoints, parse_round_store
-from rallypoint.launch.rendezvous.digest import Seat
+from rallypoint.launch.rendezvous.digest import Assignment
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import ReplicatedPlace, open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Size
@@ -91,7 +91,7 @@ class Launcher:
         """The next round: its store is reached through this launcher's relay, as ranks do."""
         begun = time.monotonic()
 
-        def start_store(seat: Seat) -> str:
+        def start_store(seat: Assignment) -> str:
             return str(place.start_round(seat.name))
 
         place.end_relay()

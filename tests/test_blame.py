@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from processes import hand_over
 from rallypoint.explain.verdict import judge
 from rallypoint.launch import reports
-from rallypoint.launch.blame import find_blame
-from rallypoint.launch.reports import Exit, Failure, JoinProgress, LostServer, RankIdentity, Reports
+from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity, find_blame
+from rallypoint.launch.handover import VARIABLE
+from rallypoint.launch.reports import JoinProgress, Reports
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
 
@@ -129,7 +133,7 @@ def test_what_to_do_is_in_the_knowledge_base() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(reports.VARIABLE, str(tmp_path))
+    hand_over(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -199,7 +203,8 @@ def test_the_launcher_speaks_for_torchruns_agent(
     monkeypatch.delenv("RANK", raising=False)
     error_type = type(kind, (Exception,), {"failures": {}})
     assert not reports.report_failure(error_type, error_type("why"), None)
-    monkeypatch.setenv(reports.QUIET_VARIABLE, "1")
+    program = SimpleNamespace(name="rallypoint.pytorch.agent")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", program)
     assert reports.report_failure(error_type, error_type("why"), None)
     told = [failure.headline for failure in Reports(folder).failures()]
     assert told == (["RendezvousTimeoutError: why"] if kind == "RendezvousTimeoutError" else [])
@@ -212,12 +217,12 @@ def test_a_broken_report_is_left_out(folder: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv(reports.VARIABLE, str(folder / "on another machine"))
+    hand_over(monkeypatch, folder / "on another machine")
     reports.report_joined()
 
 
 def test_nobody_asked_nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(reports.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.chdir(tmp_path)
     reports.report_joined()

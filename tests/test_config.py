@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.config import Level, Setting, Settings, settle
+from rallypoint.launch.config import CommandLine, Program, settle, split_arguments
 from rallypoint.launch.endpoint import Endpoint, Endpoints
-from rallypoint.launch.options import (
-    BY_NAME,
-    OPTIONS,
-    CommandLine,
-    Program,
-    split_arguments,
-)
+from rallypoint.launch.options import BY_NAME, OPTIONS, Level, Setting, Settings
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 

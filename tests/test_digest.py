@@ -7,16 +7,24 @@ import pytest
 from rallypoint.codec import to_text
 from rallypoint.errors import MeetingClosedError, UsageError
 from rallypoint.launch.rendezvous.digest import (
+    Assignment,
     Digest,
     RoundEnd,
-    Seat,
     arc_of,
     arcs,
+    assignment_of_refused,
     calls,
     end_of,
-    seat_of_refused,
 )
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, closed_error, read_value
+from rallypoint.launch.rendezvous.roster import (
+    Ending,
+    Member,
+    Roster,
+    RosterRequest,
+    Size,
+    closed_error,
+    read_value,
+)
 from rosters import close, join, leave
 
 pytestmark = pytest.mark.windows
@@ -37,7 +45,7 @@ def digest(roster: Roster) -> Digest:
     return Digest.of(roster, TWO, Digest(version=6, names="old"), "new")
 
 
-def told(before: Roster, after: Roster) -> dict[str, Seat]:
+def told(before: Roster, after: Roster) -> dict[str, Assignment]:
     return {each.id: seat for each, seat in calls(before, after, 5.0)}
 
 
@@ -64,10 +72,10 @@ def test_few_machines_take_lines_in() -> None:
 
 def test_the_keeper_is_told_first_and_then_all() -> None:
     complete = gather(A, B)
-    assert told(gather(A), complete) == {"a": Seat(0, 0, 2, "0-a", time=5.0)}
+    assert told(gather(A), complete) == {"a": Assignment(0, 0, 2, "0-a", time=5.0)}
     published = complete.publish("host-a:1")
     assert told(complete, published) == {
-        name: Seat(0, rank, 2, "0-a", "host-a:1", time=5.0) for rank, name in enumerate("ab")
+        name: Assignment(0, rank, 2, "0-a", "host-a:1", time=5.0) for rank, name in enumerate("ab")
     }
     assert told(published, join(published, C, TWO)) == {}
 
@@ -100,7 +108,7 @@ def test_an_outlook(end: RoundEnd, size: Size, outlook: str) -> None:
 
 def test_who_waits_for_a_keeper_that_is_gone_is_told() -> None:
     complete = gather(A, B)
-    again = {"b": Seat(again=True)}
+    again = {"b": Assignment(again=True)}
     assert told(complete, leave(complete, "a", TWO)) == again
     published = complete.publish("host-a:1")
     assert told(published, published.lose({A}, TWO)) == again, "it may have told nobody"
@@ -111,9 +119,9 @@ def test_who_waits_is_told_that_the_meeting_is_closed() -> None:
     roster = gather(A, B, C)
     (seat,) = told(roster, close(roster, "over", TWO)).values()
     assert isinstance(seat.error, MeetingClosedError)
-    assert seat == seat_of_refused(closed_error("over"))
-    assert isinstance(seat_of_refused(UsageError("no", hint="why")).error, UsageError)
-    assert Seat().error is None
+    assert seat == assignment_of_refused(closed_error("over"))
+    assert isinstance(assignment_of_refused(UsageError("no", hint="why")).error, UsageError)
+    assert Assignment().error is None
 
 
 def test_a_machine_finds_its_arc_of_the_ring_by_its_id() -> None:
@@ -128,6 +136,6 @@ def test_a_machine_finds_its_arc_of_the_ring_by_its_id() -> None:
 
 
 def test_a_line_of_an_earlier_visit_does_not_count() -> None:
-    again, _ = gather(A, B).take_in([Line(come=Member("a", "host-a", 100, visit=2))], TWO)
-    assert again.take_in([Line(leave=A)], TWO)[0] == again
-    assert again.take_in([Line(come=A)], TWO)[0] == again
+    again, _ = gather(A, B).take_in([RosterRequest(come=Member("a", "host-a", 100, visit=2))], TWO)
+    assert again.take_in([RosterRequest(leave=A)], TWO)[0] == again
+    assert again.take_in([RosterRequest(come=A)], TWO)[0] == again

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from command_line import invoke
+from processes import hand_over
 from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.errors import RallypointError
 from rallypoint.launch.environment import isolating_file, put_on_path
@@ -76,7 +77,7 @@ def test_a_process_of_a_run_that_ignores_pythonpath_is_helped_by_torch(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr("rallypoint.pytorch.autoload.substitute", lambda: calls.append("helped"))
     monkeypatch.setitem(sys.modules, "torch.distributed", sys)
-    monkeypatch.setenv("RALLYPOINT_REPORTS", str(tmp_path))
+    hand_over(monkeypatch, tmp_path)
     before = sys.excepthook
     monkeypatch.setitem(sys.modules, "rallypoint_hooks", sys)  # the folder on PYTHONPATH was found
     autoload.activate()

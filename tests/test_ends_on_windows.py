@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.launch.job_object import children_end_with_us
+from rallypoint.launch.command import children_end_with_us
 from rallypoint.pytorch.agent import _close_rank
 
 

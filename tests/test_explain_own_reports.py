@@ -14,9 +14,10 @@ from rallypoint.explain.events import FAILURES, Event, Kind, Process, Raised
 from rallypoint.explain.lines import Line, Prefixes
 from rallypoint.explain.reported import OwnReports, Tables, ended, failed, lost
 from rallypoint.launch import reports
+from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
 from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.roster import Ending, Size
-from rallypoint.launch.reports import Exit, Failure, JoinProgress, LostServer, RankIdentity, Reports
+from rallypoint.launch.reports import JoinProgress, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity
 from rallypoint.launch.stacks.flight_dumps import Difference, as_events
 from rallypoint.launch.stacks.frames import Frame

@@ -39,11 +39,12 @@ from rallypoint.diagnose.doctor.outlook import Outlook
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.explain import Source, explain, report
+from rallypoint.launch.blame import Failure, RankIdentity
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.rendezvous.digest import Seat
+from rallypoint.launch.rendezvous.digest import Assignment
 from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
 from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
-from rallypoint.launch.reports import Failure, JoinProgress, RankIdentity, Reports
+from rallypoint.launch.reports import JoinProgress, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, pack
 from rallypoint.launch.stacks.grouping import machine_activities
 from rallypoint.store.rollcall.events import _KINDS
@@ -185,7 +186,7 @@ def of_meetings() -> Iterator[str]:
     with pytest.raises(RallypointError) as unreadable:
         read_value(Roster, json.dumps({"round": ENDLESS}))
     yield str(unreadable.value)
-    for seat in (Seat(closed=ENDLESS, hint=EVIL), Seat(refused=ENDLESS, hint=EVIL)):
+    for seat in (Assignment(closed=ENDLESS, hint=EVIL), Assignment(refused=ENDLESS, hint=EVIL)):
         yield str(seat.error)
     yield str(Sick(EVIL, 1, ENDLESS))
 

@@ -23,8 +23,7 @@ import yaml
 from jobs import SECONDS, free_port, job
 from pods import two_pods
 from processes import end, serving
-from rallypoint.launch.config import settle
-from rallypoint.launch.options import split_arguments
+from rallypoint.launch.config import settle, split_arguments
 from rallypoint.launch.schedulers.placement import find_placement
 from rallypoint.store.server.guard.secret import make_secret
 from raw import until

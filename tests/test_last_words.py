@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.launch.blame import find_blame
+from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity, find_blame
 from rallypoint.launch.last_words import explain_failure, last_words, logs_since, place_of_report
-from rallypoint.launch.reports import Exit, Failure, LostServer, RankIdentity
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."
 _MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB."

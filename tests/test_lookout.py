@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.launch.rendezvous.lookout import Lookout
+from rallypoint.launch.rendezvous.digest import Lookout
 
 
 class Ring:

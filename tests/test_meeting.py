@@ -32,11 +32,11 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
-from rallypoint.launch.rendezvous.digest import RoundEnd, Seat
+from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.replicated import open_replicated
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Size
+from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server
@@ -120,7 +120,7 @@ class Machine(Meeting):
     def _hear(self, number: int, end: RoundEnd) -> None:
         self.ends.append((number, end))
 
-    def _start(self, seat: Seat) -> str:
+    def _start(self, seat: Assignment) -> str:
         self.before_start()
         self.started.append((seat.round, self.member.id))
         return f"{self.member.id}:{seat.round}:{len(self.started)}"
@@ -328,7 +328,7 @@ def test_all_machines_are_one_ring(hall: Hall) -> None:
     members = [Member(f"{number:016x}", "host", number) for number in range(300)]
     registers = {each.id: Register(hall.store(), each.id, Size(300, 300)) for each in members}
     for each in members:
-        registers[each.id].post(Line(come=each))
+        registers[each.id].post(RosterRequest(come=each))
     rings = {each: list(register.ring(register.digest())) for each, register in registers.items()}
     walk = [members[0].id]
     while (following := rings[walk[-1]][0]) != walk[0]:
@@ -346,7 +346,7 @@ def test_while_machines_keep_coming_the_scribe_takes_many_in_at_once(hall: Hall)
     scribe._come()
     for number in range(256):
         member = Member(f"{number:016x}", "host", number)
-        Register(PrefixStore(scribe.prefix, hall.store()), member.id, size).post(Line(come=member))
+        Register(PrefixStore(scribe.prefix, hall.store()), member.id, size).post(RosterRequest(come=member))
         digest = scribe._look()
     assert digest.version < 64
     assert scribe._look().everybody == 257, "as no more came"

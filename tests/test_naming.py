@@ -16,7 +16,7 @@ from jobs import DONE, TRAIN, job
 from pods import Pod, two_pods
 from rallypoint.errors import ConnectError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.rendezvous.naming import await_host
+from rallypoint.launch.rendezvous.waiting import await_host
 from rallypoint.store.connect.deadline import Deadline
 from raw import SECONDS
 
@@ -27,7 +27,7 @@ AWAIT = f"""
 from rallypoint.launch.rendezvous import waiting
 waiting.next_report = lambda elapsed: elapsed + 0.1
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.rendezvous.naming import await_host
+from rallypoint.launch.rendezvous.waiting import await_host
 from rallypoint.store.connect.deadline import Deadline
 print(await_host(Endpoint("{HOST}", 29400), Deadline({SECONDS})))
 """

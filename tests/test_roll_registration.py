@@ -16,15 +16,16 @@ import pytest
 import torch.distributed as dist
 
 from jobs import SECONDS, free_port, job, patch_torch
-from processes import Server, serving, torch_serving
+from processes import Server, hand_over, serving, torch_serving
 from rallypoint.client.absence import HEAD
 from rallypoint.client.look import look_at_job
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView
+from rallypoint.launch.handover import VARIABLE
 from rallypoint.launch.rendezvous.roster import Member
-from rallypoint.launch.reports import VARIABLE, Reports
+from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import ClientChoice, Patch
 from rallypoint.pytorch import attendance as rollcall
 from rallypoint.pytorch import substitution
@@ -200,7 +201,7 @@ def test_a_job_does_not_fail_because_nobody_hears(server: Server, monkeypatch: p
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    hand_over(monkeypatch, tmp_path)
     return tmp_path
 
 

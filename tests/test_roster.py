@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rallypoint.codec import to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Ending, Line, Member, Roster, Size, read_value
+from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, RosterRequest, Size, read_value
 from rallypoint.store.rollcall.plan import meetings_of
 from rosters import close, join, leave
 
@@ -77,7 +77,7 @@ def test_a_roster_that_does_not_say_it_can_be_read() -> None:
 
 def with_settings(roster: Roster, member: Member, **settings: str) -> tuple[Roster, dict[str, str]]:
     """The roster after a machine with these settings has come to a job of two, and who is refused why."""
-    line = Line(come=member, least=2, most=2, settings=tuple(settings.items()))
+    line = RosterRequest(come=member, least=2, most=2, settings=tuple(settings.items()))
     after, refused = roster.take_in([line], TWO)
     return read_value(Roster, to_text(after)), {each.id: str(error) for each, error in refused.items()}
 
@@ -233,13 +233,13 @@ def test_a_spare_takes_the_place_of_the_one_that_is_lost_and_of_no_other() -> No
 
 
 def test_one_that_gives_up_is_missed() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([Line(leave=A, lost=True)], TWO)
+    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(leave=A, lost=True)], TWO)
     assert (roster.lost, roster.wants_restart(TWO)) == ((A,), True)
-    assert roster.take_in([Line(leave=A, lost=True)], TWO)[0] == roster
+    assert roster.take_in([RosterRequest(leave=A, lost=True)], TWO)[0] == roster
 
 
 def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([Line(leave=C, sick="its GPU is gone")], TWO)
+    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(leave=C, sick="its GPU is gone")], TWO)
     assert not roster.wants_restart(TWO)
     roster = leave(leave(roster, "a", TWO), "b", TWO)
     assert list(map(str, roster.sick)) == ["host-c (process 199) is not fit: its GPU is gone"]
@@ -248,14 +248,14 @@ def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
 
 
 def test_only_as_many_as_were_asked_for_are_spares() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([Line(come=each, spares=1) for each in (C, D)], TWO)
+    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(come=each, spares=1) for each in (C, D)], TWO)
     (meeting,) = meetings_of(None, [("job", to_text(roster))])
     assert (meeting.spares, meeting.waiting) == (("host-c",), ("host-d",))
 
 
 @given(st.lists(st.sampled_from([A, B, C, D, E]), max_size=12), st.integers(0, 12))
 def test_many_lines_at_once_are_the_same_as_one_after_the_other(came: list[Member], first: int) -> None:
-    lines = [Line(come=each, least=3, most=3) for each in came]
+    lines = [RosterRequest(come=each, least=3, most=3) for each in came]
     whole, _ = Roster().take_in(lines, THREE)
     begun, _ = Roster().take_in(lines[:first], THREE)
     assert begun.take_in(lines[first:], THREE)[0] == whole

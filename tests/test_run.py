@@ -22,7 +22,7 @@ from command_line import invoke
 from jobs import DONE, TRAIN, Job, free_port, job
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.diagnose.verify import SIMULATION
-from rallypoint.launch.command import _Relay, comes_from_terminal, end_as
+from rallypoint.launch.command import _SignalForwarder, comes_from_terminal, end_as
 from rallypoint.launch.environment import put_on_path
 from rallypoint.launch.options import FLAGS, OPTIONS
 from raw import until
@@ -191,7 +191,7 @@ def test_every_other_command_leaves_ignored_what_is_ignored() -> None:
 
 
 def test_a_signal_that_comes_while_the_command_starts_passes_once() -> None:
-    class Started(_Relay):
+    class Started(_SignalForwarder):
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
             if name == "_process" and value is not None:

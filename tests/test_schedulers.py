@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.config import Settings, settle
+from rallypoint.launch.config import settle
+from rallypoint.launch.handover import Handover
+from rallypoint.launch.options import Settings
 from rallypoint.launch.schedulers.hostlists import count_at, first_host, iter_hosts
 from rallypoint.launch.schedulers.placement import (
-    TAKEN_VARIABLE,
     Placement,
     find_placement,
     idle_machines,
@@ -193,10 +194,10 @@ def test_the_shells_of_slurm_are_no_steps() -> None:
 
 
 def test_a_launcher_within_a_rank_is_not_placed_again() -> None:
-    mark = placed(SLURM).mark
-    assert find_placement({**SLURM, TAKEN_VARIABLE: mark}, str) is None
+    taken = Handover(scheduled=placed(SLURM).mark).variables()
+    assert find_placement({**SLURM, **taken}, str) is None
     # A rank may submit the next job, which inherits its environment.
-    assert placed({**SLURM, TAKEN_VARIABLE: mark, "SLURM_JOB_ID": "4712"}).mark == "4712.0"
+    assert placed({**SLURM, **taken, "SLURM_JOB_ID": "4712"}).mark == "4712.0"
 
 
 def test_jobs_and_steps_do_not_meet() -> None:

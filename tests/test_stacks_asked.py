@@ -16,8 +16,10 @@ from zlib import crc32
 
 import pytest
 
+from processes import hand_over
 from rallypoint.launch.environment import inject
-from rallypoint.launch.reports import VARIABLE, Reports
+from rallypoint.launch.handover import Handover
+from rallypoint.launch.reports import Reports
 from rallypoint.launch.stacks import movement, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.launch.stacks.flight_recorder import PIPES, read_recorders, with_pipes
@@ -27,7 +29,7 @@ from rallypoint.launch.stacks.grouping import JobActivity, put_together
 from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
 from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.steps import read_step, step
-from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of, stack_signals
+from rallypoint.launch.stacks.switch import signals_of, stack_signals
 from rallypoint.launch.stacks.system import (
     children_of,
     helper_of,
@@ -92,8 +94,7 @@ class Ranks:
             text=True,
             env={
                 **inject(os.environ),
-                VARIABLE: str(self.folder),
-                SIGNALS_VARIABLE: ",".join(map(str, SIGNALS)),
+                **Handover(self.folder, SIGNALS).variables(),
                 "RANK": str(rank),
                 **(environ or {}),
             },
@@ -423,12 +424,11 @@ def test_a_step_that_is_no_number_is_refused_everywhere_and_a_full_disk_is_no_er
 ) -> None:
     with pytest.raises(TypeError):
         step(1.5)  # type: ignore[arg-type]
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "not there"))
-    monkeypatch.setenv(SIGNALS_VARIABLE, str(MAIN))
+    hand_over(monkeypatch, tmp_path / "not there", (MAIN,))
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setattr(steps, "_owner", -1)
     step(7)
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    hand_over(monkeypatch, tmp_path, (MAIN,))
     for number, told in ((7, 7), (-5, 0), (1 << 70, 1 << 62)):
         monkeypatch.setattr(steps, "_owner", -1)
         step(number)
@@ -715,7 +715,7 @@ def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_STACKS", "off")
     assert stack_signals() == ()
-    environ = {VARIABLE: "folder", "RALLYPOINT_STACKS": "off"}
+    environ = {**Handover(Path("folder")).variables(), "RALLYPOINT_STACKS": "off"}
     assert answering(environ) == environ
 
 

@@ -16,9 +16,9 @@ import interruptible
 from jobs import free_port
 from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.environment import inject
-from rallypoint.launch.reports import VARIABLE
+from rallypoint.launch.handover import Handover
 from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
+from rallypoint.launch.stacks.switch import signals_of
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.05
 
 
 def test_no_call_is_shortened_or_fails(tmp_path: Path) -> None:
-    environ = {**inject(os.environ), VARIABLE: str(tmp_path), SIGNALS_VARIABLE: ",".join(map(str, SIGNALS))}
+    environ = {**inject(os.environ), **Handover(tmp_path, SIGNALS).variables()}
     ranks = [
         subprocess.Popen(
             [sys.executable, interruptible.__file__, str(rank), str(RANKS)],
@@ -69,7 +69,7 @@ def test_a_connection_to_a_store_that_opens_late_is_not_delayed(tmp_path: Path) 
     """torch's client begins anew with a longer pause whenever a signal interrupts its connect()."""
     (tmp_path / "train.py").write_text(CONNECTS)
     port = free_port()
-    environ = {**inject(os.environ), VARIABLE: str(tmp_path), SIGNALS_VARIABLE: ",".join(map(str, SIGNALS))}
+    environ = {**inject(os.environ), **Handover(tmp_path, SIGNALS).variables()}
     rank = subprocess.Popen(
         [sys.executable, str(tmp_path / "train.py"), str(port)],
         env={**environ, "RANK": "0", "RALLYPOINT_PATCH": "never"},

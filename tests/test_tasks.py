@@ -27,9 +27,10 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
 from rallypoint.launch.command import Ended, run_command
 from rallypoint.launch.config import settle
+from rallypoint.launch.handover import Handover
 from rallypoint.launch.rendezvous import task_group
 from rallypoint.launch.rendezvous.task_group import TaskGroup
-from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement
+from rallypoint.launch.schedulers.placement import find_placement
 from rallypoint.launch.tasks import check_is_alone, task_of
 from rallypoint.pytorch import agent
 from rallypoint.store.connect.deadline import Deadline
@@ -72,6 +73,7 @@ MEET = """
 import os, time
 import psutil
 from rallypoint import rendezvous
+from rallypoint.launch.handover import read_handover
 
 store, rank, world = rendezvous("env://")
 store.set(f"pid/{rank}", str(os.getpid()))
@@ -119,7 +121,7 @@ def test_tasks_on_two_machines_with_and_without_a_secret(tmp_path: Path, secret:
 def test_each_task_is_a_rank_and_the_store_stays_for_the_last(tmp_path: Path) -> None:
     script = MEET + (
         "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')\n"
-        "print('ranks', *(os.environ[name] for name in names), os.environ['RALLYPOINT_SCHEDULED'])\n"
+        "print('ranks', *(os.environ[name] for name in names), read_handover(os.environ).scheduled)\n"
         "if rank == 1:\n"
         "    first = int(store.get('pid/0'))\n"
         "    psutil.wait_procs([each for each in psutil.process_iter() if each.pid == first])\n"
@@ -295,7 +297,7 @@ def test_who_may_be_alone_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_nested_launcher_is_no_task() -> None:
-    taken = {**SLURM, TAKEN_VARIABLE: "4711.0"}
+    taken = {**SLURM, **Handover(scheduled="4711.0").variables()}
     assert find_placement(taken, str) is None
 
 
@@ -330,16 +332,16 @@ def test_who_is_sent_a_signal(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_witness_outlives_signals_and_shows_each_once() -> None:
-    with delivery.Witness() as witness:
-        pids = set(witness.pids)
+    with delivery.SignalProbe() as probe:
+        pids = set(probe.pids)
         for burst in ([signal.SIGCONT, signal.SIGUSR1], [signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1]):
             for number in burst:
-                for pid in witness.pids:
+                for pid in probe.pids:
                     os.kill(pid, number)
             for number in burst:
-                assert witness.has_heard(number)
-                assert not witness.has_heard(number)
-                pids.update(witness.pids)
+                assert probe.has_heard(number)
+                assert not probe.has_heard(number)
+                pids.update(probe.pids)
     assert len(pids) == 6
     assert not any(map(psutil.pid_exists, pids))
 

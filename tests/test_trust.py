@@ -12,9 +12,9 @@ import pytest
 
 from command_line import invoke
 from rallypoint.errors import UsageError
-from rallypoint.launch import trust
-from rallypoint.launch.config import read_file, settle
-from rallypoint.launch.trust import doubt_about
+from rallypoint.launch import settings_file
+from rallypoint.launch.config import settle
+from rallypoint.launch.settings_file import doubt_about, read_file
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no owners and no modes there")
 
@@ -82,7 +82,7 @@ MODES = [
 
 
 def test_nobody_else_may_write_the_file_or_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_is_private", lambda _: False)
+    monkeypatch.setattr(settings_file, "_is_private", lambda _: False)
     for what, mode, expected in MODES:
         path = write(folder / OURS)
         path.chmod(0o644)

@@ -177,7 +177,7 @@ def test_selection() -> None:
 
 
 def test_the_environment_is_free_of_other_launchers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    theirs = ("RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PET_NNODES", "USE_LIBUV", "RALLYPOINT_REPORTS")
+    theirs = ("RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PET_NNODES", "USE_LIBUV", "RALLYPOINT_JOB")
     for name in (*theirs, "RALLYPOINT_PATCH"):
         monkeypatch.setenv(name, "7")
     environ = trainings.environment_for(BY_NAME["env"], Build.AS_IT_IS, TrainingSettings(), tmp_path)

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from jobs import free_port, job
+from processes import hand_over
 from rallypoint.errors import ConnectError
 from rallypoint.launch import reports
+from rallypoint.launch.handover import VARIABLE
 from rallypoint.launch.rendezvous import waiting
 from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state, next_report
 from rallypoint.store.connect.connecting import Attempts, connect
@@ -91,7 +93,7 @@ def test_a_line_is_printed_once_and_the_launcher_can_read_it(
     due = iter((0.0, 1e9))
     monkeypatch.setattr(waiting, "next_report", lambda _: next(due))
     monkeypatch.setattr(waiting, "_UPDATE_SECONDS", 0.01)
-    monkeypatch.setenv(reports.VARIABLE, str(tmp_path))
+    hand_over(monkeypatch, tmp_path)
     updates: list[int] = []
 
     def describe() -> str:
@@ -108,7 +110,7 @@ def test_a_line_is_printed_once_and_the_launcher_can_read_it(
 def test_ctrl_c_without_a_launcher_prints_the_state(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(reports.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(waiting, "_UPDATE_SECONDS", 0.01)
     updates: list[int] = []
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from rallypoint.launch.environment import inject
-from rallypoint.launch.reports import VARIABLE
+from rallypoint.launch.handover import Handover
 from rallypoint.launch.stacks.activity import RankActivity
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.requesting import sources_in
 from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, signals_of
+from rallypoint.launch.stacks.switch import signals_of
 
 pytestmark = pytest.mark.windows
 
@@ -45,7 +45,7 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A rank that waits for a lock."""
     script = tmp_path / "train.py"
     script.write_text(WAITS)
-    environ = {VARIABLE: str(tmp_path), SIGNALS_VARIABLE: ",".join(map(str, SIGNALS)), "RANK": "3"}
+    environ = {**Handover(tmp_path, SIGNALS).variables(), "RANK": "3"}
     process = subprocess.Popen([sys.executable, str(script)], env={**inject(os.environ), **environ})
     try:
         yield process

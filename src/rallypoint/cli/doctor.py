@@ -29,9 +29,9 @@ from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok, worst
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.launch.config import FILES, read_file
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
+from rallypoint.launch.settings_file import FILES, read_file
 from rallypoint.store.machine.packages import ABSENT
 from rallypoint.text import printable
 

@@ -17,31 +17,26 @@ from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
 from rallypoint.launch import reports
-from rallypoint.launch.blame import FailureSummary, find_blame
+from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
-from rallypoint.launch.config import Level, Settings, settle
-from rallypoint.launch.delivery import Heard, Witness, to_agent, to_rank
+from rallypoint.launch.config import Program, settle, split_arguments
+from rallypoint.launch.delivery import Heard, SignalProbe, to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
-from rallypoint.launch.environment import inject, isolating_file, without_rank
-from rallypoint.launch.lost_agent import end_orphans
-from rallypoint.launch.options import FLAGS, OPTIONS, Program, flag_of, split_arguments, text_of
+from rallypoint.launch.environment import isolating_file
+from rallypoint.launch.handover import read_handover
+from rallypoint.launch.lost_agent import end_orphans, post_death_notice
+from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
 from rallypoint.launch.rendezvous.roster import Size
-from rallypoint.launch.reports import LostServer, Reports
-from rallypoint.launch.schedulers.placement import TAKEN_VARIABLE, find_placement, idle_machines
-from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, STALL_VARIABLE
-from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
+from rallypoint.launch.reports import Reports
+from rallypoint.launch.schedulers.placement import find_placement, idle_machines
 from rallypoint.launch.stacks.watching import answering, watching
-from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.launch.tasks import Task, check_is_alone, task_of
-from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
-from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
-from rallypoint.store.server.guard.other_users import access_of_environment
-from rallypoint.store.server.guard.secret import job_secret, take_secret
-from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
+from rallypoint.launch.torchrun import environment_of_job, to_torchrun, variables_of_job
+from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 
-_FOR_COMMANDS = ("patch", "client", "stacks", "stall_after", "use_libuv", "allow_user", "insecure")
-_FOR_TASKS = (*_FOR_COMMANDS, "rdzv_endpoint", "master_addr", "master_port", "rdzv_id", "join_timeout")
+_FOR_COMMANDS = tuple(each.name for each in OPTIONS if each.for_processes)
+_FOR_TASKS = (*_FOR_COMMANDS, *(each.name for each in OPTIONS if each.for_tasks), "rdzv_id")
 
 _TRACEBACK_LINES = 12
 _FIRST_REMARK = 30.0  # seconds; then twice as long each time
@@ -60,7 +55,7 @@ Every other option goes to torchrun as it is: --max-restarts, --rdzv-id, --log-d
 def run(prog: str, words: Sequence[str]) -> int:
     """Start a script, a module (-m) or a command (--) as a distributed job; --help tells the options.
 
-    The words are taken apart by `rallypoint.launch.options`, which knows what belongs to the script.
+    The words are taken apart by `rallypoint.launch.config`, which knows what belongs to the script.
     """
     order = split_arguments(words)
     if order.help:
@@ -167,10 +162,11 @@ def _run(settings: Settings, target: Program, task: Task | None, *, explains: bo
 def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, list[LostServer]]:
     """Run torchrun with all ranks of this machine, or a command."""
     is_agent = not _is_command(target)
-    environ = _environment(settings, str(folder), is_command=not is_agent)
+    environ = environment_of_job(settings, os.environ, folder, is_command=not is_agent)
     line = _JoinLine(Reports(folder), from_start=is_agent)
     command = _command(settings, target, str(folder / "torchrun"))
     if not is_agent:
+        environ = answering(environ)
         with watching(folder, environ, _tell_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
@@ -179,9 +175,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
             ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
     if is_agent and ended.code < 0 and ended.code != -signal.SIGINT:  # after Ctrl-C, it has given up itself
-        from rallypoint.launch.rendezvous.bequest import give_up_for_agent  # late: seldom needed
-
-        give_up_for_agent(folder, f"by signal {signal_name(-ended.code)}")
+        post_death_notice(folder, f"by signal {signal_name(-ended.code)}")
     return ended, end_orphans(ended, str(folder)) if is_agent else []
 
 
@@ -189,13 +183,15 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     """Run the one rank that this process is to be."""
     from rallypoint.cli.tasks import run_task  # late: no other job needs it
 
-    os.environ[reports.VARIABLE] = str(folder)  # what this process itself has to report
+    given = read_handover(os.environ)._replace(reports=folder)  # this process itself has to report as well
+    os.environ.update(given.variables())
     take_secret()  # ranks do not need it
-    environ = answering({**_environment(settings, str(folder), is_command=False), **task.environment()})
+    environ = environment_of_job(settings, os.environ, folder, is_command=False)
+    environ = answering({**environ, **task.environment()})
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
     with _hearing(settings) as heard:
-        ended = run_task(task, _rank_command(target), environ, look, to_rank(heard), _tell_stall)
+        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _tell_stall)
     line.clear()
     return ended
 
@@ -206,8 +202,8 @@ def _hearing(settings: Settings) -> Iterator[Heard]:
     if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
         yield lambda _: False
         return
-    with Witness() as witness:
-        yield witness.has_heard
+    with SignalProbe() as probe:
+        yield probe.has_heard
 
 
 def _rank_command(target: Program) -> list[str]:
@@ -233,34 +229,7 @@ def _be_as_ranks(settings: Settings) -> None:
     """A task starts the store and relays itself: what ranks are told of secrets and users is theirs, too."""
     for name, each in settings.variables.items():
         os.environ.setdefault(name, each.value)
-    os.environ.update(_access(settings))
-
-
-def _access(settings: Settings) -> dict[str, str]:
-    """The variables that say whom to trust."""
-    switches = {INSECURE_VARIABLE: "1"} if settings.insecure.value else {}
-    if settings.allow_user.value:
-        switches[USERS_VARIABLE] = settings.allow_user.text
-        access_of_environment(switches)  # a user who does not exist is told here, and not by every process
-    return switches
-
-
-def _environment(settings: Settings, folder: str, *, is_command: bool) -> dict[str, str]:
-    of_file = {name: each.value for name, each in settings.variables.items()}
-    environ: Mapping[str, str] = {**of_file, **os.environ}
-    job_secret(environ)  # what is wrong with it is told here, and not by every process
-    if not is_command:
-        environ = {**without_rank(torchrun_environment(environ)), reports.QUIET_VARIABLE: "1"}
-        if settings.placement is not None:
-            environ[TAKEN_VARIABLE] = settings.placement.mark
-    switches = {PATCH_VARIABLE: settings.patch.text, CLIENT_VARIABLE: settings.client.text}
-    if settings.use_libuv.value != "auto":
-        switches[LIBUV_VARIABLE] = settings.use_libuv.text
-    switches[STACKS_VARIABLE] = settings.stacks.text
-    switches[STALL_VARIABLE] = settings.stall_after.text
-    environ = {**inject(environ), **switches, **_access(settings), reports.VARIABLE: folder}
-    environ.pop(SIGNALS_VARIABLE, None)  # of a launcher around this one
-    return answering(environ) if is_command else environ
+    os.environ.update(variables_of_job(settings))
 
 
 def _tell_stall(lines: Sequence[str]) -> None:

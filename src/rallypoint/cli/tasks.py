@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rallypoint.codec import to_text
 from rallypoint.launch import reports
-from rallypoint.launch.blame import find_blame, read_summary
+from rallypoint.launch.blame import Exit, find_blame, read_summary
 from rallypoint.launch.command import Deliver, Ended, run_command
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.launch.environment import name_relay
@@ -29,15 +29,16 @@ def run_task(
     task: Task,
     command: Sequence[str],
     environ: dict[str, str],
+    folder: Path,
     on_look: Callable[[], bool],
     deliver: Deliver,
     say: Say,
 ) -> Ended:
     """Run the command of a rank to its end, or until another rank fails. It starts when the store is there.
 
-    `on_look` is called every tenth of a second, until it returns False; `say` if the job stands still.
+    The rank leaves its reports in `folder`. `on_look` is called every tenth of a second, until it returns
+    False; `say` if the job stands still.
     """
-    folder = Path(environ[reports.VARIABLE])
     # The group is left last: the first task waits there for everybody who uses the store.
     with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say), ExitStack() as relay:
 
@@ -95,7 +96,7 @@ def _roll_call(task: Task) -> Iterator[None]:
 def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path) -> None:
     """Tell the other tasks how this rank failed; or hear it, if this one only followed from another."""
     host = socket.gethostname()
-    how = reports.Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank, host)
+    how = Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank, host)
     reports.report_exit(folder, how)
     first = find_blame(reports.Reports(folder).failures(), [how])
     if first is not None and not first.follows:

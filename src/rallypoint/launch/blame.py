@@ -1,4 +1,4 @@
-"""Which rank or server of a job failed first, and which failures only followed from that. Pure.
+"""How processes of a job fail; which rank or server failed first, and which only followed from that. Pure.
 
 When a rank or the store dies, the others lose their connections to it and fail as well, often with longer
 messages. The first cause is the earliest failure that is not of that kind. Each machine finds its own in this
@@ -7,6 +7,7 @@ way, and the rendezvous the first of all machines, by the same order (`launch.re
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +15,97 @@ from typing import TYPE_CHECKING
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, hint_for, signal_name
-from rallypoint.launch.rendezvous.roster import Ending
-from rallypoint.launch.reports import Exit, Failure, LostServer
+from rallypoint.launch.stacks.frames import Stack
+from rallypoint.store.rollcall.identity import Identity
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 if TYPE_CHECKING:
     from rallypoint.explain.events import Event
+    from rallypoint.launch.rendezvous.roster import Ending
 
 _LINES_SENT, _FRAMES_SENT, _MESSAGE_SENT = 12, 8, 2000
+
+_FOLLOWS = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|should dump"
+    r"|[Ff]ailed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
+    r"|ncclRemoteError|Application timeout caused pair closure|Stop_waiting response is expected"
+    r"|closed the connection|was lost: the server closed it"
+)
+_FOLLOWERS = ("RendezvousClosedError",)
+_TIMEOUT = re.compile(r"tim(?:ed|e|ing)[ -]?out", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RankIdentity(Identity):
+    """The identity of a process, with what else the launcher's variables say; -1 where they say nothing."""
+
+    local_world_size: int = -1
+    tries: int = 0
+    """How often the job had been started again when this process was started."""
+    store: str = ""
+    """Where the store is that it has reached, HOST:PORT; empty: not told."""
+    timeout_seconds: float = 0.0
+    """The time-out of its process group; 0: not known."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a process."""
+
+    who: RankIdentity
+    time: float
+    kind: str
+    message: str
+    traceback: str
+    stack: Stack = ()
+    """Where it was raised, the innermost frame first."""
+    program: str = ""
+    """The file name of a script or program that is no rank; empty for a rank, and for torchrun's agent."""
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the process had waited for too long."""
+        return bool(_TIMEOUT.search(f"{self.kind} {self.message}"))
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only follows from another rank's failure: a connection to it was lost."""
+        return self.kind in _FOLLOWERS or bool(_FOLLOWS.search(self.message))
+
+    @property
+    def name(self) -> str:
+        """The process that failed."""
+        name = f"rank {self.who.rank}" if self.who.rank >= 0 else shown(self.program) or "the launcher"
+        return f"{name} (process {self.who.pid} on {shown(self.who.host)})"
+
+    @property
+    def headline(self) -> str:
+        """The exception, in a line."""
+        lines = self.message.strip().splitlines()
+        return shown(f"{self.kind}: {lines[0]}" if lines else self.kind, LONGEST_SENTENCE)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a rank ended, as its agent saw it; a negative code is a signal's number."""
+
+    rank: int
+    pid: int
+    code: int
+    time: float
+    local_rank: int = -1
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class LostServer:
+    """A server that the job needs, and that is gone although nobody has told it to end."""
+
+    server: str
+    """Which server, on which machine."""
+    how: str
+    """What happened to it: `has ended by signal SIGKILL`."""
+    time: float
 
 
 @dataclass(frozen=True)
@@ -115,6 +199,8 @@ def _of_last_try(failures: Sequence[Failure]) -> list[Failure]:
 
 def to_ending(first: FailureSummary, clock_ahead: float) -> Ending:
     """What this machine, whose clock is ahead of the keeper's, tells the others of its first failure."""
+    from rallypoint.launch.rendezvous.roster import Ending  # late: ranks that report need none of it
+
     brief = first.brief()
     return Ending(brief.headline, first.time - clock_ahead, first.follows, to_text(brief))
 

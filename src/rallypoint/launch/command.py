@@ -8,6 +8,8 @@ other command is sent SIGTERM, on Linux. On Windows a job object ends all that t
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import shutil
 import signal
@@ -21,8 +23,10 @@ from typing import NamedTuple, NoReturn
 
 from rallypoint.errors import UsageError
 from rallypoint.exits import ENDED_BY_CONSOLE
-from rallypoint.launch.job_object import children_end_with_us
+from rallypoint.launch.handover import read_handover
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE
+
+logger = logging.getLogger("rallypoint.run")
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
@@ -30,9 +34,6 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCO
 LOOK_SECONDS = 0.1
 GRACE_SECONDS = 30.0
 """How long a command that is told to end may take to do so; torchrun gives its ranks as long."""
-
-LAUNCHER_VARIABLE = "RALLYPOINT_LAUNCHER"
-"""For the agent: the descriptor of a pipe. The job's secret is in it; and it ends when its launcher does."""
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -68,18 +69,18 @@ def run_command(
     that as well.
     """
     lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
-    with children_end_with_us(), _passing_signals(deliver, on_end) as relay, lifeline as pipe:
+    with children_end_with_us(), _passing_signals(deliver, on_end) as forwarder, lifeline as pipe:
         while not may_start(LOOK_SECONDS):
-            if relay.first:
-                return Ended(0, -relay.first, relay.first)
+            if forwarder.first:
+                return Ended(0, -forwarder.first, forwarder.first)
         process = _start(command, environ, pipe if is_agent else None)
-        relay.open(process)
+        forwarder.open(process)
         try:
             code = _await_end(process, on_look)
         except BaseException:
             _end(process)
             raise
-    return Ended(process.pid, code, relay.told_to)
+    return Ended(process.pid, code, forwarder.told_to)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -155,7 +156,7 @@ def _start(
             program = shutil.which(command[0]) or command[0]
             return subprocess.Popen([program, *command[1:]], env=dict(environ))
         if lifeline is not None:
-            environ = {**environ, LAUNCHER_VARIABLE: str(lifeline)}
+            environ = {**environ, **read_handover(environ)._replace(lifeline=lifeline).variables()}
             environ.pop(SECRET_VARIABLE, None)  # it is in the pipe, and ranks do not need it
             return subprocess.Popen(command, env=environ, pass_fds=[lifeline])
         return subprocess.Popen(command, env=dict(environ), preexec_fn=_ending_with(os.getpid()))
@@ -170,8 +171,6 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
     """What a new process calls before it becomes a command, to be sent SIGTERM when its parent ends."""
     if sys.platform != "linux":
         return None
-    import ctypes
-
     libc = ctypes.CDLL(None)  # before the fork: nothing may be loaded behind it
 
     def prepare() -> None:
@@ -182,7 +181,7 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
     return prepare
 
 
-class _Relay:
+class _SignalForwarder:
     """Takes signals, and has them delivered once there is a process."""
 
     def __init__(self, deliver: Deliver, on_end: Callable[[], object]) -> None:
@@ -222,15 +221,85 @@ class _Relay:
 
 
 @contextmanager
-def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator[_Relay]:
+def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator[_SignalForwarder]:
     """Take signals while the block runs, except those that are ignored, as under nohup."""
-    relay = _Relay(deliver, on_end)
+    forwarder = _SignalForwarder(deliver, on_end)
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, relay.take)
+            previous[number] = signal.signal(number, forwarder.take)
     try:
-        yield relay
+        yield forwarder
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+# Windows ---------------------------------------------------------------------------------------------------
+
+# Windows tells no process that its parent has ended. A job object does: it holds processes, and all that
+# these start; and when the last handle to it is closed, they end. The only handle is the launcher's, and the
+# system closes it, however the launcher ends.
+
+_EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
+_KILL_ON_JOB_CLOSE = 0x2000
+
+
+class _BasicLimits(ctypes.Structure):
+    _fields_ = (
+        ("per_process_user_time", ctypes.c_int64),
+        ("per_job_user_time", ctypes.c_int64),
+        ("flags", ctypes.c_uint32),
+        ("minimum_working_set", ctypes.c_size_t),
+        ("maximum_working_set", ctypes.c_size_t),
+        ("active_processes", ctypes.c_uint32),
+        ("affinity", ctypes.c_size_t),
+        ("priority_class", ctypes.c_uint32),
+        ("scheduling_class", ctypes.c_uint32),
+    )
+
+
+class _ExtendedLimits(ctypes.Structure):
+    _fields_ = (
+        ("basic", _BasicLimits),
+        ("io_counters", ctypes.c_uint64 * 6),
+        ("process_memory", ctypes.c_size_t),
+        ("job_memory", ctypes.c_size_t),
+        ("peak_process_memory", ctypes.c_size_t),
+        ("peak_job_memory", ctypes.c_size_t),
+    )
+
+
+@contextmanager
+def children_end_with_us() -> Iterator[None]:
+    """If this process is ended inside the block, so is all that it has started there, and what that started.
+
+    After an orderly end of the block that is over: what still runs then was meant to. After an exception it
+    goes on, so that nothing outlives a launcher that fails. Elsewhere than on Windows, this does nothing; nor
+    where Windows refuses it, which before Windows 8 it does for a process in another job.
+    """
+    if sys.platform != "win32":
+        yield
+        return
+    kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+    kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    kernel.CreateJobObjectW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p)
+    kernel.AssignProcessToJobObject.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    kernel.SetInformationJobObject.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_int),
+        *(ctypes.POINTER(_ExtendedLimits), ctypes.c_uint32),
+    )
+
+    def end_all_on_close(flags: int) -> bool:
+        limits = _ExtendedLimits(basic=_BasicLimits(flags=flags))
+        place, size = ctypes.byref(limits), ctypes.sizeof(limits)
+        return bool(kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, place, size))
+
+    job = kernel.CreateJobObjectW(None, None)
+    # This process is in the job as well, so a child is in it from its first moment, and so are its own.
+    held = job and end_all_on_close(_KILL_ON_JOB_CLOSE)
+    if not held or not kernel.AssignProcessToJobObject(job, kernel.GetCurrentProcess()):
+        logger.debug("no job object: error %d", ctypes.get_last_error())
+    yield
+    if job:
+        end_all_on_close(0)

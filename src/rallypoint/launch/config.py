@@ -1,22 +1,19 @@
 """Where the value of each option comes from: command line, environment, file, scheduler, or built in.
 
-The first of these that says something counts. The file is the nearest `rallypoint.toml`, or `pyproject.toml`
-with a table `[tool.rallypoint]`, in the folder or one above it, that `trust` lets us obey; its table `run`
-has the options, its table `env` variables for the job. What a scheduler tells comes in as a `Placement`. Each
-value keeps its source, to be shown and to be named in errors. Two options may speak of the same thing: an
-endpoint can also be said by master_addr and standalone, and four settings by rdzv_conf. There, too, the
-higher source wins. No torch, no output.
+The first of these that says something counts. `split_arguments` takes the command line apart, `settings_file`
+reads the file, and what a scheduler tells comes in as a `Placement`. Each value keeps its source, to be shown
+and to be named in errors. Two options may speak of the same thing: an endpoint can also be said by
+master_addr and standalone, and some settings by rdzv_conf. There, too, the higher source wins. No torch, no
+output.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import Endpoint, Endpoints
@@ -25,9 +22,13 @@ from rallypoint.launch.options import (
     BACKEND,
     BY_NAME,
     DEFAULT_MASTER_PORT,
+    FLAGS,
     IN_CONF,
     OPTIONS,
+    Level,
     Option,
+    Setting,
+    Settings,
     check_backend,
     flag_of,
     text_of,
@@ -35,90 +36,132 @@ from rallypoint.launch.options import (
 )
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.schedulers.placement import Placement, Told
-from rallypoint.launch.trust import doubt_about
-from rallypoint.store.server.guard.secret import FILE_VARIABLE, SECRET_VARIABLE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from rallypoint.launch.settings_file import SettingsFile, read_file
 
 T = TypeVar("T")
 
+_USAGE: Final = (
+    "write rallypoint run [OPTIONS] SCRIPT [ARGS]..., or -m MODULE [ARGS]..., or -- COMMAND [ARGS]..."
+)
 
-class Level(IntEnum):
-    """Where a value can come from; the lower number wins."""
+_KNOWN: Final = {**BY_NAME, **{flag.name: flag for flag in FLAGS}}
+_SHORT: Final = {"-m": "module", "-h": "help", "-r": "redirects", "-t": "tee"}
 
-    COMMAND_LINE = 0
-    ENVIRONMENT = 1
-    FILE = 2
-    SCHEDULER = 3
-    BUILT_IN = 4
+_WITHOUT_VALUE: Final = frozenset({"no_python", "run_path", "virtual_local_rank"})
+"""Options of torchrun that take no value: the word behind them may be the script, whatever its name."""
 
 
-@dataclass(frozen=True)
-class Setting(Generic[T]):
-    """A value, and where it comes from: in words, and as a level."""
-
-    value: T
-    source: str = "built-in"
-    level: Level = Level.BUILT_IN
-
-    @property
-    def is_set(self) -> bool:
-        """Whether a source names it, even if the value is the built-in one."""
-        return self.level is not Level.BUILT_IN
-
-    @property
-    def text(self) -> str:
-        """The value as a command line would spell it; empty for none."""
-        return text_of(self.value)
+# The command line -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Every option of `rallypoint run`, settled. The names are those of the options.
+class Program:
+    """What to start: `words` are the script, the module or the command, and its arguments, untouched."""
 
-    `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
-    job on one machine that takes a free port. The options of `IN_CONF` count in rdzv_conf.
+    kind: Literal["script", "module", "command"]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command line of `rallypoint run` asks for.
+
+    `options` has the text of each option that was given, by its name, and True for one without a value.
+    `target` is None only where nothing is to be started: with `help`, in which case nothing else was looked
+    at, or with `show_config`.
     """
 
-    nnodes: Setting[Size]
-    spares: Setting[int]
-    health: Setting[str]
-    nproc_per_node: Setting[int | str]
-    node_rank: Setting[int | None]
-    rdzv_endpoint: Setting[Endpoints | None]
-    standalone: Setting[bool]
-    rdzv_conf: Setting[Mapping[str, str]]
-    master_addr: Setting[str | None]
-    master_port: Setting[int | None]
-    join_timeout: Setting[float]
-    relay: Setting[str]
-    port_range: Setting[str | None]
-    patch: Setting[str]
-    client: Setting[str]
-    stacks: Setting[str]
-    stall_after: Setting[float]
-    use_libuv: Setting[str]
-    allow_user: Setting[str]
-    insecure: Setting[bool]
-    passed_on: Mapping[str, Setting[object]] = field(default_factory=dict)
-    """torchrun's other options by name, as they were given; True for one without a value."""
-    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
-    """The variables in the file, without those that are set already."""
-    file: Path | None = None
-    """The file that was used."""
-    placement: Placement | None = None
-    """What the scheduler tells of this process."""
-    warnings: tuple[str, ...] = ()
-    """Files that were not used, and why; and where the scheduler says something else."""
+    options: Mapping[str, str | bool] = field(default_factory=dict)
+    target: Program | None = None
+    tasks: bool = False
+    no_explain: bool = False
+    show_config: bool = False
+    json: bool = False
+    help: bool = False
 
-    def everything(self) -> dict[str, Setting[object]]:
-        """All settings by name, in the order in which they are shown."""
-        known = {option.name: cast(Setting[object], getattr(self, option.name)) for option in OPTIONS}
-        variables = {f"{ENV}.{name}": cast(Setting[object], each) for name, each in self.variables.items()}
-        return {**known, **self.passed_on, **variables}
+
+def split_arguments(arguments: Sequence[str]) -> CommandLine:
+    """Take apart what follows `rallypoint run`.
+
+    Options end at the first word that is none: it is the script, or with -m the module, and all that
+    follows belongs to it; behind a `--` stands a command. Of an option given twice, the last counts, unless
+    it `repeats`. An option that is not in the table takes the next word as its value, unless that begins
+    with - or ends in .py. UsageError for an option of the table that lacks its value, and for a missing or
+    double target. The values themselves are not looked at: `settle` does that.
+    """
+    words = deque(arguments)
+    given: dict[str, str | bool] = {}
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        name, value = _take_option(words)
+        if name == "help":
+            return CommandLine(help=True)
+        option = _KNOWN.get(name)
+        repeats = option is not None and option.repeats and name in given
+        given[name] = f"{given[name]},{value}" if repeats else value
+    check_backend(given.pop("rdzv_backend", BACKEND))
+    as_module, tasks, no_explain, show_config, json = (
+        bool(given.pop(name, False)) for name in ("module", "tasks", "no_explain", "show_config", "json")
+    )
+    target = _target(tuple(words), as_module)
+    if target is None and not show_config:
+        raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=_USAGE)
+    return CommandLine(given, target, tasks, no_explain, show_config, json)
+
+
+def _take_option(words: deque[str]) -> tuple[str, str | bool]:
+    """Take an option and its value, True for one that has none, off the front of the words."""
+    word = words.popleft()
+    flag, equals, value = _parts(word)
+    name = _SHORT.get(flag, flag.lstrip("-").replace("-", "_"))
+    option = _KNOWN.get(name)
+    if option is not None and not option.metavar:
+        if equals:
+            raise UsageError(
+                f"{flag} takes no value, but {word} gives it one", hint=f"write {flag} by itself"
+            )
+        return name, True
+    if equals:
+        return name, value
+    may_be_value = bool(words) and not words[0].startswith("-")
+    if option is None:
+        may_be_value = may_be_value and name not in _WITHOUT_VALUE and not words[0].endswith(".py")
+        return name, words.popleft() if may_be_value else True
+    if not may_be_value:
+        raise UsageError(
+            f"{flag} needs a value", hint=f"write {flag} VALUE, or {flag}=VALUE for one that begins with -"
+        )
+    return name, words.popleft()
+
+
+def _parts(word: str) -> tuple[str, bool, str]:
+    """An option, whether there is a value in the same word, and that value: of --tee=3, -t3 or -t=3."""
+    if word[:2] in _SHORT:
+        return word[:2], len(word) > 2, word[2:].removeprefix("=")
+    flag, equals, value = word.partition("=")
+    return flag, bool(equals), value
+
+
+def _target(words: tuple[str, ...], as_module: bool) -> Program | None:
+    if words[:1] == ("--",):
+        return _command(words[1:], as_module)
+    if not words or not words[0]:
+        return None
+    if as_module and (words[0].endswith(".py") or "/" in words[0]):
+        raise UsageError(
+            f"-m takes a module, but {words[0]} is a script", hint="leave out -m, or name a module: pkg.train"
+        )
+    return Program("module" if as_module else "script", words)
+
+
+def _command(words: tuple[str, ...], as_module: bool) -> Program:
+    if as_module:
+        raise UsageError("there is both -m and a command behind --", hint=_USAGE)
+    if not words or not words[0]:
+        raise UsageError("there is no command behind --", hint=_USAGE)
+    return Program("command", words)
+
+
+# Settling --------------------------------------------------------------------------------------------------
 
 
 def settle(
@@ -255,176 +298,6 @@ def _disagreements(
                 f"{name} is {other.text} by {other.source}{spares if name == 'nnodes' else ''}; "
                 f"{placement.scheduler.name} says {by_scheduler.value} ({by_scheduler.variable})"
             )
-
-
-# The file -------------------------------------------------------------------------------------------------
-
-FILES: Final[Mapping[str, tuple[str, ...]]] = {
-    "rallypoint.toml": (),
-    "pyproject.toml": ("tool", "rallypoint"),
-}
-"""The files that are read, the first one first, and the table of each that is ours."""
-
-_MOST_BYTES: Final = 1 << 20
-
-RUN: Final = "run"
-"""The table with the options of `rallypoint run`."""
-
-ENV: Final = "env"
-"""The table with variables for the jobs that it starts."""
-
-
-_REFUSED: Final = ("BASH_ENV", "ENV", "PATH")
-_REFUSED_PREFIXES: Final = ("LD_", "DYLD_", "PYTHON")
-"""Variables that no file may set, and how others begin: they decide which code programs load."""
-
-
-@dataclass(frozen=True)
-class SettingsFile:
-    """The options and the variables in the file that counts; empty if there is no such file."""
-
-    path: Path | None = None
-    options: Mapping[str, Setting[object]] = field(default_factory=dict)
-    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    """Nearer files that do not count, since others may write them, each with the reason."""
-
-
-def read_file(folder: Path) -> SettingsFile:
-    """The file that counts for jobs that are started in a folder."""
-    start = folder.resolve()
-    warnings: list[str] = []
-    for path, tables in _candidates(start):
-        doubt = doubt_about(path, start)
-        if doubt:
-            if _mentions_us(path, tables):
-                warnings.append(f"{path} is not used: {doubt}")
-            continue
-        content = _our_table(path, tables)
-        if content is not None:
-            known = _checked_table(content, path, tables)
-            for key in known:
-                if key not in (RUN, ENV):
-                    raise _unknown_table(key, path, tables)
-            options = _options_of_table(known.get(RUN, {}), path, (*tables, RUN))
-            variables = _variables_of_table(known.get(ENV, {}), path, (*tables, ENV))
-            return SettingsFile(path, options, variables, tuple(warnings))
-    return SettingsFile(warnings=tuple(warnings))
-
-
-def _candidates(start: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Files that may be about us, the nearest first, and the names of the table that would be ours."""
-    for place in (start, *start.parents):
-        for name, tables in FILES.items():
-            if os.path.isfile(place / name):
-                yield place / name, tables
-
-
-def _mentions_us(path: Path, tables: tuple[str, ...]) -> bool:
-    """Whether a file seems to be about us. It is not read any further, as it may be anybody's."""
-    if not tables:
-        return True
-    try:
-        with path.open("rb") as file:
-            return tables[-1].encode() in file.read(_MOST_BYTES)
-    except OSError:
-        return False
-
-
-def _our_table(path: Path, tables: tuple[str, ...]) -> object:
-    """Our table of a file, or None if the file is not about us."""
-    text = _text_of_file(path, tables[-1] if tables else "")
-    if text is None:
-        return None
-    try:
-        content: object = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct it at that place") from None
-    for table in tables:
-        content = content.get(table) if isinstance(content, dict) else None
-    return content
-
-
-def _text_of_file(path: Path, mention: str) -> str | None:
-    """The text, or None if it lacks the mention: a file that is not about us may be broken in any way."""
-    try:
-        content = path.read_bytes()
-        # Some editors begin a file with a byte order mark.
-        return content.decode("utf-8-sig") if mention.encode() in content else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="it must be readable UTF-8") from None
-
-
-def _checked_table(value: object, path: Path, tables: tuple[str, ...]) -> dict[str, object]:
-    if not isinstance(value, dict):
-        name = ".".join(tables)
-        raise UsageError(f"{path}: {name} is {value!r}, but must be a table", hint=f"write [{name}]")
-    return value
-
-
-def _unknown_table(key: str, path: Path, tables: tuple[str, ...]) -> UsageError:
-    run, env = (f"[{'.'.join((*tables, name))}]" for name in (RUN, ENV))
-    is_option = key.replace("-", "_") in BY_NAME
-    return UsageError(
-        f"{path}: there is no table {'.'.join((*tables, key))}",
-        hint=f"{key} goes below {run}" if is_option else f"there are {run} and {env}",
-    )
-
-
-def _variables_of_table(content: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[str]]:
-    found: dict[str, Setting[str]] = {}
-    for name, value in _checked_table(content, path, tables).items():
-        source = f"{path} ({'.'.join((*tables, name))})"
-        if type(value) not in (str, int) or not name or "=" in name or "\0" in f"{name}{value}":
-            raise UsageError(f"{source} is {value!r}", hint='write NAME = "text" or a whole number')
-        if name.upper() in _REFUSED or name.upper().startswith(_REFUSED_PREFIXES):
-            raise UsageError(
-                f"{source}: no file may set {name}, which decides which code programs load",
-                hint=f"take it out, and set it where the job is started: export {name}=...",
-            )
-        if name.upper() == SECRET_VARIABLE:
-            raise _no_place_for_secrets(source)
-        found[name] = Setting(str(value), source, Level.FILE)
-    return found
-
-
-def _no_place_for_secrets(source: str) -> UsageError:
-    return UsageError(
-        f"{source}: a file of settings is no place for a secret: others may read it, and it is shown",
-        hint=f"put the secret into a file of its own, and name that in the table [{ENV}]: {FILE_VARIABLE}",
-    )
-
-
-def _options_of_table(content: object, path: Path, tables: tuple[str, ...]) -> dict[str, Setting[object]]:
-    found: dict[str, Setting[object]] = {}
-    for key, value in _checked_table(content, path, tables).items():
-        source = f"{path} ({'.'.join((*tables, key))})"
-        name = key.replace("-", "_")
-        if name in found:
-            raise UsageError(f"{source}: {name} is there twice, with - and with _", hint="keep one")
-        if name in ("secret", "secret_file"):
-            raise _no_place_for_secrets(source)
-        if not _is_plain(value) and not (name == "rdzv_conf" and _is_plain_table(value)):
-            shown = "a table" if name == ENV else repr(value)  # there may be a secret in it
-            raise UsageError(
-                f"{source}: {name} cannot be {shown}",
-                hint="write a text, a number, true or false; rdzv_conf also a table of these, without commas",
-            )
-        if name == "log_dir":
-            value = str(path.parent / str(value))  # relative to the file, wherever the job is started
-        found[name] = Setting(value, source, Level.FILE)
-    check_backend(found.pop("rdzv_backend", Setting(BACKEND)).value)
-    return found
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float)
-
-
-def _is_plain_table(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        _is_plain(each) and "," not in f"{key}{each}" and "=" not in key for key, each in value.items()
-    )
 
 
 # What several options say together ------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def to_rank(heard: Heard) -> Deliver:
     return deliver
 
 
-class Witness:
+class SignalProbe:
     """A child that every signal waits for: so it shows which ones were sent to all processes of a job.
 
     Slurm sends a signal to every process of a step, or to those alone that it has started: that depends on
@@ -68,7 +68,7 @@ class Witness:
         self._children: list[_Child] = []
         self._renew()
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> SignalProbe:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,7 @@ class Witness:
         return True
 
     def _renew(self) -> None:
-        process = _start_witness()
+        process = _start_probe()
         if process is not None:
             self._children.append(_Child(process, time.monotonic()))
         while len(self._children) > 1 and self._is_oldest_over():
@@ -119,7 +119,7 @@ class _Child:
         return number not in self.seen and _is_waiting(self.process.pid, number)
 
 
-def _start_witness() -> subprocess.Popen[bytes] | None:
+def _start_probe() -> subprocess.Popen[bytes] | None:
     """A process that does nothing, and ends with this one. It inherits that all signals are blocked."""
     if not hasattr(signal, "pthread_sigmask"):
         return None

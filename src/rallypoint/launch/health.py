@@ -12,14 +12,31 @@ import subprocess
 import sys
 from typing import Final
 
+from rallypoint.errors import RallypointError
+
 logger = logging.getLogger("rallypoint.health")
 
 SECONDS: Final = {"quick": 3.0, "full": 120.0}
 """The kinds of examination, and how long each may take."""
 
 
+class UnfitError(RallypointError):
+    """This machine is not fit to take part in the job."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(
+            f"this machine is not fit to take part: {reason}",
+            hint=f"rallypoint doctor --health={kind} says more; --health=off takes the machine as it is",
+        )
+
+
 def why_unfit(kind: str) -> str:
-    """Why this machine is not fit to take part; nothing if it is, or if that is not known in time."""
+    """Why this machine is not fit to take part; nothing if it is, or if that is not known in time.
+
+    `kind`: quick, full or off, which examines nothing.
+    """
+    if kind not in SECONDS:
+        return ""
     here = ["-P"] if sys.version_info >= (3, 11) else []  # nothing of the job's folder is imported
     command = [sys.executable, *here, "-m", "rallypoint", "doctor", f"--health={kind}", "--json"]
     try:

@@ -1,7 +1,7 @@
 """The ranks of torchrun's agent, as `rallypoint run` reaches them by itself.
 
-If the agent is killed, it ends them, as they would run on unseen; and it sends them the signals that torchrun
-does not pass on.
+If the agent is killed, it ends them, as they would run on unseen, and tells the other machines. And it sends
+them the signals that torchrun does not pass on.
 """
 
 from __future__ import annotations
@@ -13,16 +13,29 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
+from rallypoint.codec import from_text, to_text
+from rallypoint.errors import RallypointError
 from rallypoint.exits import exit_text, signal_name
+from rallypoint.launch.blame import LostServer
 from rallypoint.launch.command import Ended
-from rallypoint.launch.reports import VARIABLE, LostServer
+from rallypoint.launch.handover import read_handover
+from rallypoint.launch.rendezvous.register import Register
+from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
+from rallypoint.store.rollcall.identity import Role
 
 if TYPE_CHECKING:
     import psutil
 
-_GRACE_SECONDS = 2.0  # for ranks that want to end in order
+_FILE: Final = "member.json"
+_POST_SECONDS: Final = 3.0
+_LAST_VISIT: Final = 1 << 31  # however often the agent has come
+_GRACE_SECONDS: Final = 2.0  # for ranks that want to end in order
 
 
 def end_orphans(ended: Ended, folder: str) -> list[LostServer]:
@@ -85,9 +98,40 @@ def _find_ranks(folder: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             environ = process.environ()
-            rank = environ.get("RANK", "") if environ.get(VARIABLE) == folder else ""
+            rank = environ.get("RANK", "") if str(read_handover(environ).reports) == folder else ""
             if rank and (rank not in eldest or process.create_time() < eldest[rank].create_time()):
                 eldest[rank] = process
         except psutil.Error:  # it has ended, or is another user's
             continue
     return list(eldest.values())
+
+
+@dataclass(frozen=True)
+class DeathNotice:
+    """What an agent leaves to its launcher: how to report at the meeting place that it was killed.
+
+    A launcher sees at once that its agent was killed. The other machines would miss it after some seconds
+    without a sign of life.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    member: Member
+    size: Size
+
+    def leave_to(self, folder: Path) -> None:
+        (folder / _FILE).write_text(to_text(self), encoding="utf-8")
+
+
+def post_death_notice(folder: Path, how: str) -> None:
+    """Report how the agent of this folder has ended. Does nothing if it had not joined a rendezvous."""
+    try:
+        left = from_text(DeathNotice, (folder / _FILE).read_text(encoding="utf-8"))
+        with TCPStore(left.host, left.port, timeout=_POST_SECONDS, role=Role.AGENT) as store:
+            register = Register(PrefixStore(left.prefix, store), left.member.id, left.size)
+            leave = replace(left.member, visit=_LAST_VISIT)
+            ending = Ending(f"torchrun's agent on {left.member} has ended {how}", time.time())
+            register.post(RosterRequest(leave=leave, lost=True, ending=ending))
+    except (OSError, ValueError, RallypointError):
+        pass  # then it is missed, after a while

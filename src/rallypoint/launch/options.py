@@ -1,41 +1,47 @@
-"""The options of `rallypoint run` that Rallypoint itself reads, and its command line taken apart.
+"""The settings of `rallypoint run`: one table with a row for each, and what a value of a setting is.
 
-An option has one name everywhere: `--nproc-per-node` on the command line, `nproc-per-node` or
-`nproc_per_node` in a file, `PET_NPROC_PER_NODE` in the environment. Names and meanings are torchrun's, so
-that a torchrun command can be taken over word by word; the last few options are Rallypoint's own. Every
-option that is not in the table goes to torchrun as it stands, and torchrun checks it. Pure: no torch, no
-files, no environment.
+A row of `Settings` says all about an option: its name, its type, how a text is read, the default, the help,
+the variable, and who reads it. A new option is a new row. An option has one name everywhere:
+`--nproc-per-node` on the command line, `nproc-per-node` or `nproc_per_node` in a file, `PET_NPROC_PER_NODE`
+in the environment. Names and meanings are torchrun's, so that a torchrun command can be taken over word by
+word; some options are Rallypoint's own. Every option that is not in the table goes to torchrun as it stands,
+and torchrun checks it. Pure: no torch, no files, no environment.
 """
+
+# ruff: noqa: RUF009 - a row of the table is a field, whatever function makes it
 
 from __future__ import annotations
 
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar, cast
 
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, STORE_PORT, Endpoints, parse_endpoints
 from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.launch.rendezvous.roster import Size
+from rallypoint.launch.schedulers.placement import Placement
 from rallypoint.launch.stacks.switch import STALL_SECONDS, STALL_VARIABLE, signals_of
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
+from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
 from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.store.server.loops.backend import parse_switch
 
-_USAGE: Final = (
-    "write rallypoint run [OPTIONS] SCRIPT [ARGS]..., or -m MODULE [ARGS]..., or -- COMMAND [ARGS]..."
-)
+T = TypeVar("T")
 
 DEFAULT_MASTER_PORT: Final = 29500
 """The port beside a master_addr that comes without a master_port; torchrun's."""
 
+ENV: Final = "env"
+"""The table of a file with variables for the jobs."""
+
 BACKEND: Final = "rallypoint"
 """The only rendezvous backend that `rallypoint run` uses."""
-
 
 # What a value can be --------------------------------------------------------------------------------------
 
@@ -151,12 +157,44 @@ def _libuv(text: str) -> str:
 _port: Final = _whole(1, 65535)
 
 
-# The options ----------------------------------------------------------------------------------------------
+# A value, and where it comes from --------------------------------------------------------------------------
+
+
+class Level(IntEnum):
+    """Where a value can come from; the lower number wins."""
+
+    COMMAND_LINE = 0
+    ENVIRONMENT = 1
+    FILE = 2
+    SCHEDULER = 3
+    BUILT_IN = 4
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """A value, and where it comes from: in words, and as a level."""
+
+    value: T
+    source: str = "built-in"
+    level: Level = Level.BUILT_IN
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a source names it, even if the value is the built-in one."""
+        return self.level is not Level.BUILT_IN
+
+    @property
+    def text(self) -> str:
+        """The value as a command line would spell it; empty for none."""
+        return text_of(self.value)
+
+
+# The table of options ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option; of `Settings` a row.
 
     `metavar` is empty for one that takes no value on the command line. `parse` raises ValueError for a text
     that is not allowed. `default` is the built-in value; `variable` is read where the command line is silent.
@@ -171,6 +209,12 @@ class Option:
     short: str = ""
     repeats: bool = False
     """Whether an option given twice has both values, with a comma between them; else the last counts."""
+    in_conf: str = ""
+    """Its name in rdzv_conf, if it can be given there as well: then it goes to the rendezvous."""
+    for_processes: bool = False
+    """Whether all processes of a job read its variable, also those of a command behind `--`."""
+    for_tasks: bool = False
+    """Whether it means something with --tasks, besides those that all processes read."""
 
     def __post_init__(self) -> None:
         if not self.variable:
@@ -194,106 +238,132 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
 
 
-def _flag(name: str, help_text: str, short: str = "") -> Option:
-    """An option without a value."""
-    return Option(name, "", _switch, False, help_text, short=short)
+def _row(
+    metavar: str,
+    parse: Callable[[str], T],
+    default: T,
+    help_text: str,
+    variable: str = "",
+    **more: Any,
+) -> Setting[T]:
+    """A field of `Settings`, with the option that it is settled from."""
+    row = {"metavar": metavar, "parse": parse, "default": default, "help": help_text, "variable": variable}
+    return cast(Setting[T], field(metadata={**row, **more}))
 
 
-def _choice(name: str, metavar: str, help_text: str) -> Option:
+def _choice(metavar: str, help_text: str, variable: str, **more: Any) -> Setting[str]:
     """An option of Rallypoint's own that is one of the words in its metavar, `auto` by default."""
-    return Option(name, metavar, _like(metavar), "auto", help_text, f"RALLYPOINT_{name.upper()}")
+    return _row(metavar, _like(metavar), "auto", help_text, variable, **more)
 
 
-OPTIONS: Final[tuple[Option, ...]] = (
-    Option(
-        "nnodes",
-        "N|MIN:MAX",
-        _nodes,
-        Size(1, 1),
-        "How many machines, 1 or more, or from how many to how many.",
-    ),
-    Option(
-        "spares",
+@dataclass(frozen=True)
+class Settings:
+    """Every option of `rallypoint run`, settled: the table of options, in the order in which they are shown.
+
+    `rdzv_endpoint` is what standalone, rdzv_endpoint, master_addr and master_port come to, and None for a
+    job on one machine that takes a free port.
+    """
+
+    nnodes: Setting[Size] = _row(
+        "N|MIN:MAX", _nodes, Size(1, 1), "How many machines, 1 or more, or from how many to how many."
+    )
+    spares: Setting[int] = _row(
         "N",
         _whole(0),
         0,
         "How many machines more than nnodes are to wait, to take the place of one that is lost or not fit.",
         "RALLYPOINT_SPARES",
-    ),
-    _choice(
-        "health",
+        in_conf="spares",
+    )
+    health: Setting[str] = _choice(
         "auto|quick|full|off",
         "What a machine examines of itself before it takes part: quick, what takes 3 seconds at most; full; "
         "off; auto, quick if there are spares.",
-    ),
-    Option(
-        "nproc_per_node",
+        "RALLYPOINT_HEALTH",
+        in_conf="health",
+    )
+    nproc_per_node: Setting[int | str] = _row(
         "N|WORD",
         _ranks_per_node,
         "devices",
         "Ranks on each machine: a number, or devices (one per accelerator, else one), auto (one per "
         "accelerator, else one per core), gpu, cpu, xpu.",
-    ),
-    Option(
-        "node_rank",
+    )
+    node_rank: Setting[int | None] = _row(
         "N",
         _whole(0),
         None,
         "The rank, from 0 on, that this machine asks for among the machines.",
-    ),
-    Option(
-        "rdzv_endpoint",
+        in_conf="rank",
+    )
+    rdzv_endpoint: Setting[Endpoints | None] = _row(
         "HOST[:PORT]",
         _endpoints,
         None,
         f"Where the machines meet, the same on each of them; the port is {DEFAULT_PORT} if none is given. An "
         "IPv6 address goes in brackets. One machine needs none. Several, with commas: the places of a store "
         f"that outlives its machine (serve --engine); their port is {STORE_PORT} if the last has none.",
-    ),
-    _flag(
-        "standalone", "One machine that needs no endpoint, whatever the environment or a file says of one."
-    ),
-    Option("rdzv_conf", "K=V,...", _conf, {}, "More settings of the rendezvous; in a file also a table."),
-    Option("master_addr", "HOST", _host, None, "The host of the endpoint, where rdzv_endpoint is not given."),
-    Option(
-        "master_port",
+        for_tasks=True,
+    )
+    standalone: Setting[bool] = _row(
+        "",
+        _switch,
+        False,
+        "One machine that needs no endpoint, whatever the environment or a file says of one.",
+    )
+    rdzv_conf: Setting[Mapping[str, str]] = _row(
+        "K=V,...", _conf, {}, "More settings of the rendezvous; in a file also a table."
+    )
+    master_addr: Setting[str | None] = _row(
+        "HOST",
+        _host,
+        None,
+        "The host of the endpoint, where rdzv_endpoint is not given.",
+        for_tasks=True,
+    )
+    master_port: Setting[int | None] = _row(
         "PORT",
         _port,
         None,
         f"The port of the endpoint, where rdzv_endpoint is not given; {DEFAULT_MASTER_PORT} beside a "
         "master_addr.",
-    ),
-    Option(
-        "join_timeout",
+        for_tasks=True,
+    )
+    join_timeout: Setting[float] = _row(
         "SECONDS",
         parse_seconds,
         600.0,
         "Seconds, more than 0, until the machines must have come.",
         "RALLYPOINT_JOIN_TIMEOUT",
-    ),
-    _choice(
-        "relay",
+        in_conf="join_timeout",
+        for_tasks=True,
+    )
+    relay: Setting[str] = _choice(
         "auto|on|off",
         "Whether each machine's ranks share a relay: auto, with two machines or more; on; off.",
-    ),
-    Option(
-        "port_range",
+        "RALLYPOINT_RELAY",
+        in_conf="relay",
+    )
+    port_range: Setting[str | None] = _row(
         "FIRST-LAST",
         _ports,
         None,
         "Ports, such as 29600-29699: the launcher takes one of them where it opens one to other machines, "
         "besides the endpoint's. They need it for ranks that share no relay. Without this, a free port.",
         "RALLYPOINT_PORT_RANGE",
-    ),
-    _choice(
-        "patch",
+        in_conf="port_range",
+    )
+    patch: Setting[str] = _choice(
         "auto|always|never",
         "When Rallypoint serves a store that torch is asked for: auto, where this torch has no libuv; "
         "always; never.",
-    ),
-    _choice("client", "auto|torch|python", "Which client talks to the store."),
-    Option(
-        "stacks",
+        PATCH_VARIABLE,
+        for_processes=True,
+    )
+    client: Setting[str] = _choice(
+        "auto|torch|python", "Which client talks to the store.", CLIENT_VARIABLE, for_processes=True
+    )
+    stacks: Setting[str] = _row(
         "on|off|SIGNAL,...",
         _stacks,
         "on",
@@ -301,25 +371,25 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "interpreter, and for a rank in which C code holds the interpreter lock. "
         "On: SIGRTMAX-3,SIGRTMAX-4; on macOS SIGINFO; on Windows an event.",
         STACKS_VARIABLE,
-    ),
-    Option(
-        "stall_after",
+        for_processes=True,
+    )
+    stall_after: Setting[float] = _row(
         "SECONDS",
         parse_seconds,
         STALL_SECONDS,
         "Seconds for which ranks may wait for others without a move before it is said what each does.",
         STALL_VARIABLE,
-    ),
-    Option(
-        "use_libuv",
+        for_processes=True,
+    )
+    use_libuv: Setting[str] = _row(
         "auto|0|1",
         _libuv,
         "auto",
         "Which backend serves: 1 libuv, 0 the standard library, auto what is there.",
         LIBUV_VARIABLE,
-    ),
-    Option(
-        "allow_user",
+        for_processes=True,
+    )
+    allow_user: Setting[str] = _row(
         "NAME|UID,...",
         _like(r"[^\s,]+(\s*,\s*[^\s,]+)*"),
         "",
@@ -327,17 +397,53 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "and root; may be repeated.",
         USERS_VARIABLE,
         repeats=True,
-    ),
-    Option(
-        "insecure",
+        for_processes=True,
+    )
+    insecure: Setting[bool] = _row(
         "",
         _switch,
         False,
         "Let every user of this machine take part, and join a server whoever holds it.",
         INSECURE_VARIABLE,
-    ),
+        for_processes=True,
+    )
+
+    passed_on: Mapping[str, Setting[object]] = field(default_factory=dict)
+    """torchrun's other options by name, as they were given; True for one without a value."""
+    variables: Mapping[str, Setting[str]] = field(default_factory=dict)
+    """The variables in the file, without those that are set already."""
+    file: Path | None = None
+    """The file that was used."""
+    placement: Placement | None = None
+    """What the scheduler tells of this process."""
+    warnings: tuple[str, ...] = ()
+    """Files that were not used, and why; and where the scheduler says something else."""
+
+    def everything(self) -> dict[str, Setting[object]]:
+        """All settings by name, in the order in which they are shown."""
+        known = {option.name: cast(Setting[object], getattr(self, option.name)) for option in OPTIONS}
+        variables = {f"{ENV}.{name}": cast(Setting[object], each) for name, each in self.variables.items()}
+        return {**known, **self.passed_on, **variables}
+
+    def variables_of_processes(self) -> dict[str, str]:
+        """The variables in which all processes of the job read their options."""
+        values = {each.variable: getattr(self, each.name).value for each in OPTIONS if each.for_processes}
+        if self.use_libuv.value == "auto":  # to servers, that is no variable at all
+            del values[LIBUV_VARIABLE]
+        given = {name: value for name, value in values.items() if value not in (False, "")}
+        return {name: "1" if value is True else text_of(value) for name, value in given.items()}
+
+
+OPTIONS: Final[tuple[Option, ...]] = tuple(
+    Option(each.name, **each.metadata) for each in fields(Settings) if each.metadata
 )
 """What the command line, the environment and a file can say."""
+
+
+def _flag(name: str, help_text: str, short: str = "") -> Option:
+    """An option without a value."""
+    return Option(name, "", _switch, False, help_text, short=short)
+
 
 FLAGS: Final[tuple[Option, ...]] = (
     _flag("module", "What follows the options is a module, started as python -m does.", "-m"),
@@ -351,18 +457,8 @@ FLAGS: Final[tuple[Option, ...]] = (
 
 BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS}
 
-IN_CONF: Final[Mapping[str, str]] = {
-    "node_rank": "rank",
-    **{name: name for name in ("join_timeout", "relay", "port_range", "spares", "health")},
-}
-"""Options that can be given in rdzv_conf as well, and go to the rendezvous there: by their names in it."""
-
-_KNOWN: Final = {**BY_NAME, **{flag.name: flag for flag in FLAGS}}
-_SHORT: Final = {"-m": "module", "-h": "help", "-r": "redirects", "-t": "tee"}
-
-_WITHOUT_VALUE: Final = frozenset({"no_python", "run_path", "virtual_local_rank"})
-"""Options of torchrun that take no value: the word behind them may be the script, whatever its name."""
-
+IN_CONF: Final[Mapping[str, str]] = {each.name: each.in_conf for each in OPTIONS if each.in_conf}
+"""Options that can be given in rdzv_conf as well, by their names in it."""
 
 _NOT_BY_VARIABLE: Final = frozenset({"rdzv_backend", "module", "no_python", "run_path"})
 """Options of torchrun that `rallypoint run` takes from its command line alone, if at all."""
@@ -374,96 +470,6 @@ def torchruns_option(variable: str) -> str:
     return "" if name in BY_NAME or name in _NOT_BY_VARIABLE else name
 
 
-# The command line -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Program:
-    """What to start: `words` are the script, the module or the command, and its arguments, untouched."""
-
-    kind: Literal["script", "module", "command"]
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """What a command line of `rallypoint run` asks for.
-
-    `options` has the text of each option that was given, by its name, and True for one without a value.
-    `target` is None only where nothing is to be started: with `help`, in which case nothing else was looked
-    at, or with `show_config`.
-    """
-
-    options: Mapping[str, str | bool] = field(default_factory=dict)
-    target: Program | None = None
-    tasks: bool = False
-    no_explain: bool = False
-    show_config: bool = False
-    json: bool = False
-    help: bool = False
-
-
-def split_arguments(arguments: Sequence[str]) -> CommandLine:
-    """Take apart what follows `rallypoint run`.
-
-    Options end at the first word that is none: it is the script, or with -m the module, and all that
-    follows belongs to it; behind a `--` stands a command. Of an option given twice, the last counts, unless
-    it `repeats`. An option that is not in the table takes the next word as its value, unless that begins
-    with - or ends in .py. UsageError for an option of the table that lacks its value, and for a missing or
-    double target. The values themselves are not looked at: `rallypoint.launch.config.settle` does that.
-    """
-    words = deque(arguments)
-    given: dict[str, str | bool] = {}
-    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
-        name, value = _take_option(words)
-        if name == "help":
-            return CommandLine(help=True)
-        option = _KNOWN.get(name)
-        repeats = option is not None and option.repeats and name in given
-        given[name] = f"{given[name]},{value}" if repeats else value
-    check_backend(given.pop("rdzv_backend", BACKEND))
-    as_module, tasks, no_explain, show_config, json = (
-        bool(given.pop(name, False)) for name in ("module", "tasks", "no_explain", "show_config", "json")
-    )
-    target = _target(tuple(words), as_module)
-    if target is None and not show_config:
-        raise UsageError(f"there is no {'module' if as_module else 'script'} to start", hint=_USAGE)
-    return CommandLine(given, target, tasks, no_explain, show_config, json)
-
-
-def _take_option(words: deque[str]) -> tuple[str, str | bool]:
-    """Take an option and its value, True for one that has none, off the front of the words."""
-    word = words.popleft()
-    flag, equals, value = _parts(word)
-    name = _SHORT.get(flag, flag.lstrip("-").replace("-", "_"))
-    option = _KNOWN.get(name)
-    if option is not None and not option.metavar:
-        if equals:
-            raise UsageError(
-                f"{flag} takes no value, but {word} gives it one", hint=f"write {flag} by itself"
-            )
-        return name, True
-    if equals:
-        return name, value
-    may_be_value = bool(words) and not words[0].startswith("-")
-    if option is None:
-        may_be_value = may_be_value and name not in _WITHOUT_VALUE and not words[0].endswith(".py")
-        return name, words.popleft() if may_be_value else True
-    if not may_be_value:
-        raise UsageError(
-            f"{flag} needs a value", hint=f"write {flag} VALUE, or {flag}=VALUE for one that begins with -"
-        )
-    return name, words.popleft()
-
-
-def _parts(word: str) -> tuple[str, bool, str]:
-    """An option, whether there is a value in the same word, and that value: of --tee=3, -t3 or -t=3."""
-    if word[:2] in _SHORT:
-        return word[:2], len(word) > 2, word[2:].removeprefix("=")
-    flag, equals, value = word.partition("=")
-    return flag, bool(equals), value
-
-
 def check_backend(backend: object) -> None:
     """UsageError for a rendezvous backend that is not Rallypoint's."""
     if backend != BACKEND:
@@ -472,23 +478,3 @@ def check_backend(backend: object) -> None:
             hint="leave it out, or run torchrun itself: rallypoint run -- torchrun --rdzv-backend="
             f"{backend} ...",
         )
-
-
-def _target(words: tuple[str, ...], as_module: bool) -> Program | None:
-    if words[:1] == ("--",):
-        return _command(words[1:], as_module)
-    if not words or not words[0]:
-        return None
-    if as_module and (words[0].endswith(".py") or "/" in words[0]):
-        raise UsageError(
-            f"-m takes a module, but {words[0]} is a script", hint="leave out -m, or name a module: pkg.train"
-        )
-    return Program("module" if as_module else "script", words)
-
-
-def _command(words: tuple[str, ...], as_module: bool) -> Program:
-    if as_module:
-        raise UsageError("there is both -m and a command behind --", hint=_USAGE)
-    if not words or not words[0]:
-        raise UsageError("there is no command behind --", hint=_USAGE)
-    return Program("command", words)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import shutil
 import socket
 import sys
@@ -37,107 +36,24 @@ from typing import Any, TypeVar
 
 from rallypoint.client.filelock import open_locked
 from rallypoint.codec import from_text, to_text
+from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
+from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity
-from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame, Stack
-from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE
+from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.hello import who_am_i
 from rallypoint.store.machine.addresses import is_loopback
-from rallypoint.store.rollcall.identity import Identity
 from rallypoint.text import LONGEST_SENTENCE, ranks_text, shown
 
 _T = TypeVar("_T")
 
-VARIABLE = "RALLYPOINT_REPORTS"
-QUIET_VARIABLE = "RALLYPOINT_QUIET_AGENT"
-"""If set, torchrun's agent prints no traceback of its own for ranks that failed: the launcher says it."""
+_AGENT = "rallypoint.pytorch.agent"
+"""The program of torchrun's agents that `rallypoint run` has started, which then speaks for them."""
 
 _TRACEBACK_LINES = 60
 ENDING = "ending-"
 _ENDING_SECONDS = 2.0
 _ENDING_LOOK_SECONDS = 0.02
-
-_FOLLOWS = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|should dump"
-    r"|[Ff]ailed to recv, got 0 bytes|recvValue failed|sendBytes failed|[Rr]emote process exited"
-    r"|ncclRemoteError|Application timeout caused pair closure|Stop_waiting response is expected"
-    r"|closed the connection|was lost: the server closed it"
-)
-_FOLLOWERS = ("RendezvousClosedError",)
-_TIMEOUT = re.compile(r"tim(?:ed|e|ing)[ -]?out", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class RankIdentity(Identity):
-    """The identity of a process, with what else the launcher's variables say; -1 where they say nothing."""
-
-    local_world_size: int = -1
-    tries: int = 0
-    """How often the job had been started again when this process was started."""
-    store: str = ""
-    """Where the store is that it has reached, HOST:PORT; empty: not told."""
-    timeout_seconds: float = 0.0
-    """The time-out of its process group; 0: not known."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception that ended a process."""
-
-    who: RankIdentity
-    time: float
-    kind: str
-    message: str
-    traceback: str
-    stack: Stack = ()
-    """Where it was raised, the innermost frame first."""
-    program: str = ""
-    """The file name of a script or program that is no rank; empty for a rank, and for torchrun's agent."""
-
-    @property
-    def is_timeout(self) -> bool:
-        """Whether the process had waited for too long."""
-        return bool(_TIMEOUT.search(f"{self.kind} {self.message}"))
-
-    @property
-    def follows(self) -> bool:
-        """Whether it only follows from another rank's failure: a connection to it was lost."""
-        return self.kind in _FOLLOWERS or bool(_FOLLOWS.search(self.message))
-
-    @property
-    def name(self) -> str:
-        """The process that failed."""
-        name = f"rank {self.who.rank}" if self.who.rank >= 0 else shown(self.program) or "the launcher"
-        return f"{name} (process {self.who.pid} on {shown(self.who.host)})"
-
-    @property
-    def headline(self) -> str:
-        """The exception, in a line."""
-        lines = self.message.strip().splitlines()
-        return shown(f"{self.kind}: {lines[0]}" if lines else self.kind, LONGEST_SENTENCE)
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a rank ended, as its agent saw it; a negative code is a signal's number."""
-
-    rank: int
-    pid: int
-    code: int
-    time: float
-    local_rank: int = -1
-    host: str = ""
-
-
-@dataclass(frozen=True)
-class LostServer:
-    """A server that the job needs, and that is gone although nobody has told it to end."""
-
-    server: str
-    """Which server, on which machine."""
-    how: str
-    """What happened to it: `has ended by signal SIGKILL`."""
-    time: float
 
 
 @dataclass(frozen=True)
@@ -167,7 +83,7 @@ class JoinProgress:
 
 def folder_of(environ: Mapping[str, str]) -> Path | None:
     """The folder for reports; None if no launcher asked for them."""
-    return Path(environ[VARIABLE]) if environ.get(VARIABLE) else None
+    return read_handover(environ).reports
 
 
 def _identity() -> RankIdentity:
@@ -279,7 +195,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     True if it need not be printed here: it is torchrun's agent's, for which the launcher speaks.
     """
     who = _identity()
-    quiet = who.rank < 0 and bool(os.environ.get(QUIET_VARIABLE))
+    quiet = _is_agent()
     if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
         report_exits(error.failures)  # type: ignore[attr-defined]
         return quiet
@@ -295,6 +211,11 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     return quiet
 
 
+def _is_agent() -> bool:
+    program = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(program, "name", "") == _AGENT
+
+
 def _stack(trace: TracebackType | None) -> tuple[Frame, ...]:
     frames = [
         Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name)
@@ -308,10 +229,10 @@ def _await_look(who: RankIdentity) -> None:
 
     It waits after its error has been printed. Whoever ends it meanwhile loses nothing.
     """
-    folder = folder_of(os.environ)
-    if folder is None or not os.environ.get(SIGNALS_VARIABLE):
+    given = read_handover(os.environ)
+    if given.reports is None or not given.signals:
         return
-    mark = folder / f"{ENDING}{who.rank}-{who.pid}"
+    mark = given.reports / f"{ENDING}{who.rank}-{who.pid}"
     try:
         mark.touch()
     except OSError:

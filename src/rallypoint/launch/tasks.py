@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.config import Settings
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.options import DEFAULT_MASTER_PORT
+from rallypoint.launch.options import DEFAULT_MASTER_PORT, Settings
 from rallypoint.launch.schedulers.placement import Placement
 from rallypoint.launch.switches import Patch
 from rallypoint.store.server.guard.secret import job_secret

@@ -1,12 +1,17 @@
-"""From settings to the command line and the environment of torchrun. Pure: nothing is started here."""
+"""From settings to the command line of torchrun, and to the environment of a job. Nothing is started here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
-from rallypoint.launch.config import Level, Settings
-from rallypoint.launch.options import BACKEND, IN_CONF, Program, flag_of, text_of, torchruns_option
+from rallypoint.launch.config import Program
+from rallypoint.launch.environment import inject, without_rank
+from rallypoint.launch.handover import Handover, read_handover
+from rallypoint.launch.options import BACKEND, IN_CONF, Level, Settings, flag_of, text_of, torchruns_option
+from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.secret import job_secret
 
 _MODE: Final = {"script": (), "module": ("--module",)}
 _LOGS: Final = frozenset({"log_dir", "redirects", "tee"})
@@ -74,3 +79,24 @@ def torchrun_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not name.startswith("PET_") or (value and torchruns_option(name))
     }
+
+
+def variables_of_job(settings: Settings) -> dict[str, str]:
+    """The variables of all processes of a job; UsageError for a user who does not exist."""
+    variables = settings.variables_of_processes()
+    access_of_environment(variables)  # what is wrong is told here, and not by every process
+    return variables
+
+
+def environment_of_job(
+    settings: Settings, environ: Mapping[str, str], folder: Path, *, is_command: bool
+) -> dict[str, str]:
+    """The environment of torchrun, of a rank, or of a command, whose processes leave reports in `folder`."""
+    environ = {**{name: each.value for name, each in settings.variables.items()}, **environ}
+    job_secret(environ)  # what is wrong with it is told here, and not by every process
+    given = Handover(folder, scheduled=read_handover(environ).scheduled)
+    if not is_command:
+        environ = without_rank(torchrun_environment(environ))
+        if settings.placement is not None:
+            given = given._replace(scheduled=settings.placement.mark)
+    return {**inject(environ), **variables_of_job(settings), **given.variables()}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from rallypoint.launch.command import LAUNCHER_VARIABLE
+from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, hold
@@ -36,10 +36,11 @@ def end_with_launcher() -> None:
 
     Not what ranks have started in sessions of their own: torchrun leaves that alone, too.
     """
-    pipe = os.environ.pop(LAUNCHER_VARIABLE, "")
-    if pipe:
-        _take_secret(int(pipe))
-        threading.Thread(target=_outlive_briefly, args=(int(pipe),), daemon=True).start()
+    given = read_handover(os.environ)
+    if given.lifeline >= 0:
+        os.environ.update(given._replace(lifeline=-1).variables())  # it is not for the ranks
+        _take_secret(given.lifeline)
+        threading.Thread(target=_outlive_briefly, args=(given.lifeline,), daemon=True).start()
 
 
 def _take_secret(pipe: int) -> None:

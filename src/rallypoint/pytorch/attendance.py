@@ -1,4 +1,6 @@
-"""The roll call of a round: the first machine's agent writes the plan into the store, and counts the ranks.
+"""What becomes of a round: which ranks have joined it, and what of it has failed on this machine.
+
+The first machine's agent calls the roll: it writes the plan into the store, and counts the ranks.
 
 The plan says which machine has which ranks: torchrun's agents tell each other, and every tool that looks at
 the store finds the plan there. The agent reports again and again how many ranks have come: to the launcher;
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +26,10 @@ from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
+from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
+from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView, parse_endpoint
 from rallypoint.launch.rendezvous.roster import Member
+from rallypoint.launch.rendezvous.servers import MeetingPlace
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.judgement import judge
@@ -45,6 +50,8 @@ _FIRST_REMARK: Final = 30.0  # seconds; then twice as long each time
 _COUNT_SECONDS: Final = 0.5
 _STILL_SECONDS: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
+_PROBE_SECONDS: Final = 1.0
+_TORCHS_AGENT: Final = "torch.distributed.elastic.agent.server.api"
 _REST: Final = 50  # after a question, a pause of this many times the time that it took
 
 
@@ -203,3 +210,97 @@ class RollCall:
             *(roll.joined, roll.expected, seconds, f"; {roll.absent}" if roll.absent else ""),
             self._view.address,
         )
+
+
+class Joining:
+    """The ranks of a round while they join: the roll call; and a line in the log when all have joined.
+
+    There is no such line for the first attempt: the launcher itself reports that.
+    """
+
+    def __init__(self) -> None:
+        self._attempt: tuple[int, float] | None = None  # whose ranks still start, and since when
+        self._roll_call: RollCall | None = None
+
+    def begin(self, attempt: int) -> None:
+        """The ranks of an attempt, counted from 0, start now."""
+        self._attempt = (attempt, time.monotonic()) if attempt else None
+
+    def call_roll(self, roll_call: RollCall) -> None:
+        """This machine calls the roll."""
+        self._roll_call = roll_call
+
+    def announce(self) -> None:
+        """Log that all ranks have joined, and how long that took, once that is so."""
+        folder = reports.folder_of(os.environ)
+        if self._attempt is None or folder is None:
+            return
+        roll, (number, began) = reports.Reports(folder).roll(), self._attempt
+        if roll.complete:
+            self._attempt = None
+            seconds = time.monotonic() - began
+            logger.warning("rallypoint: attempt %d: %s after %.1f s", number + 1, roll.text, seconds)
+
+    def stop(self) -> None:
+        """The round is over."""
+        if self._roll_call is not None:
+            self._roll_call.stop()
+            self._roll_call = None
+        self.announce()
+
+
+class RoundFailures:
+    """What has failed on this machine in the last round: its servers, and its ranks as they have reported."""
+
+    def __init__(self, place: MeetingPlace) -> None:
+        self._place = place
+        self._lost: list[LostServer] = []
+        self._store: RoundStore | None = None
+        self._head: Endpoint | None = None
+
+    def enter(self, store: RoundStore, head: Endpoint | None) -> None:
+        """A round begins, with this store. `head`: the way to it, if its ranks know a relay alone."""
+        self._store, self._head = store, head
+
+    def forget(self) -> None:
+        """The last round is over, and its failures have been told."""
+        self._lost.clear()
+
+    def log_lost(self) -> None:
+        """Say at once which servers of this machine have died."""
+        for lost, then in self._place.take_lost():
+            logger.error("rallypoint: %s %s: %s", lost.server, lost.how, then)
+            self._lost.append(lost)
+            logging.getLogger(_TORCHS_AGENT).addFilter(_is_no_consequence)
+
+    def first(self) -> FailureSummary | None:
+        """What failed first in the attempt that has just ended."""
+        folder = reports.folder_of(os.environ)
+        if folder is None:
+            return find_blame([], [], self._lost)
+        found = reports.Reports(folder)
+        return find_blame(found.failures(), found.exits(), self._lost)
+
+    def look_for_store(self) -> None:
+        """Note that the store is gone, if it is: ranks behind a relay name the relay in their errors."""
+        if self._head is None or self._store is None:
+            return
+        seconds = _PROBE_SECONDS + self._place.pause_seconds
+        try:
+            with TCPStore(*self._head, timeout=seconds, role=Role.AGENT) as store:
+                is_lost = not store.check([f"{ROLE_INFO}/0"])
+                how = "has lost what was in it" if is_lost else ""
+        except RallypointError:
+            how = "cannot be reached any more"
+        if how:
+            name = f"the job's store at {self._place.whereabouts(self._store)}"
+            self._lost.append(LostServer(name, how, time.time()))
+
+    def report(self) -> None:
+        """Tell the launcher which servers are gone."""
+        reports.report_lost(self._lost)
+
+
+def _is_no_consequence(record: logging.LogRecord) -> bool:
+    """Whether a line of torch's agent is news where the store is gone: its traceback of the end is not."""
+    return not str(record.msg).startswith("Error waiting on exit barrier")

@@ -25,7 +25,7 @@ def activate() -> None:
     try:
         from rallypoint.launch.switches import enabling_file
 
-        was_missed = "RALLYPOINT_REPORTS" in os.environ and _OF_INJECTION not in sys.modules
+        was_missed = bool(os.environ.get("RALLYPOINT_JOB")) and _OF_INJECTION not in sys.modules
         if was_missed or enabling_file().exists():
             from rallypoint.pytorch.injection.rallypoint_hooks import after_import, on_failure
 

@@ -34,8 +34,9 @@ from torch.distributed import distributed_c10d
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.handover import read_handover
 from rallypoint.launch.reports import folder_of, report_joined
-from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE, be_rank
+from rallypoint.launch.stacks.steps import be_rank
 from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.servers import end_left_servers
 from rallypoint.pytorch.store import PythonStore
@@ -133,14 +134,14 @@ class RendezvousCall(NamedTuple):
 
     def answer(self) -> None:
         """Answer for this rank when the launcher asks what it does."""
-        folder, signals = folder_of(os.environ), os.environ.get(SIGNALS_VARIABLE, "")
-        if folder is None or not signals or current_thread() is not main_thread():
+        given = read_handover(os.environ)
+        if given.reports is None or not given.signals or current_thread() is not main_thread():
             return
         be_rank(self.rank)
         # If it came with the environment, it has been imported under the name that it has there.
         of_start = sys.modules.get("rallypoint_hooks")
         hooks: Any = of_start or import_module("rallypoint.pytorch.injection.rallypoint_hooks")
-        hooks.answer_for_stacks(str(folder), self.rank, [int(each) for each in signals.split(",")])
+        hooks.answer_for_stacks(str(given.reports), self.rank, list(given.signals))
 
     def report(self) -> None:
         """The store has been reached."""

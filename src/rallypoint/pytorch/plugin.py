@@ -15,7 +15,6 @@ import atexit
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -42,23 +41,21 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch import reports
-from rallypoint.launch.blame import find_blame, read_summary, to_ending
+from rallypoint.launch.blame import read_summary, to_ending
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
-from rallypoint.launch.health import SECONDS as EXAMINATIONS
-from rallypoint.launch.health import why_unfit
+from rallypoint.launch.health import UnfitError, why_unfit
+from rallypoint.launch.lost_agent import DeathNotice
 from rallypoint.launch.options import BACKEND
-from rallypoint.launch.rendezvous.bequest import Bequest
-from rallypoint.launch.rendezvous.digest import RoundEnd, Seat
+from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
-from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.arguments import StoreParameters
-from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall, planned
+from rallypoint.pytorch.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.store.connect.deadline import Deadline
@@ -74,16 +71,9 @@ _TOLD_SECONDS = 5.0
 _LOOKS_PER_SECOND = 1000  # of all machines together, at the meeting place
 _LOOK_SECONDS = (0.1, 1.0)  # of one machine, at least and at most
 _CLOCK_SECONDS = 10.0  # by which clocks may differ
-_PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 60.0
 
-_TORCHS_AGENT = "torch.distributed.elastic.agent.server.api"
-
 _Answer = TypeVar("_Answer")
-
-
-class _UnfitError(RallypointError):
-    """This machine is not fit to take part in the job."""
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -130,22 +120,19 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self.restarts_left: int | None = None
         """How often torchrun may start the ranks again that fail here; None: not known. To be set."""
         self._clock_ahead = 0.0
-        self._joining: tuple[int, float] | None = None  # the attempt whose ranks still start, and since when
+        self._joining = Joining()
+        self._failures = RoundFailures(self._place)
         self._has_taken_part = False
         self._is_well = False  # its ranks ran until another machine was lost, or came
         self._is_bystander = False  # nothing of this machine's says anything about the job
         self._look_seconds = _LOOK_SECONDS[1]
         atexit.register(self._give_up)
         if launchers > 1:
-            self._bequeath()
+            self._leave_death_notice()
         self._heart = Heartbeat(self._meeting) if launchers > 1 else None
         self._look = Deadline(0.0)
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
-        self._lost: list[LostServer] = []
-        self._round_store: RoundStore | None = None
-        self._head: Endpoint | None = None  # the way to the round's store, if its ranks know a relay alone
-        self._roll_call: RollCall | None = None
         self._has_launcher = reports.folder_of(os.environ) is not None
         # Who wants torch as it is gets nothing into the ranks that `rallypoint run` has not put there.
         self._watch = RankWatch(
@@ -164,11 +151,11 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._run_id)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._tell_lost()
-        self._stop_roll_call()
+        self._failures.log_lost()
+        self._joining.stop()
         self._watch.stop()
         ending = self._first_failure()
-        self._lost.clear()  # the launcher's last words are about the last round
+        self._failures.forget()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
         if self._prepares_relays:
             self._place.prepare_relay()
@@ -185,7 +172,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             logger.warning("rallypoint: the job has ended, and this spare machine was not needed")
             raise SystemExit(0) from None
         except RallypointError as error:
-            self._is_bystander = isinstance(error, UsageError | _UnfitError)
+            self._is_bystander = isinstance(error, UsageError | UnfitError)
             raise _as_torch(self._place.named(error)) from error
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(
@@ -205,8 +192,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         The agent asks ten times a second; with thousands of machines, once is enough for the store. With few,
         a spare is in the next round sooner.
         """
-        self._tell_lost()
-        self._announce_joined()
+        self._failures.log_lost()
+        self._joining.announce()
         if self._look.passed:
             self._look = Deadline(self._look_seconds)
             self._is_well = self._ask(self._meeting.wants_restart, False)
@@ -215,16 +202,16 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def shutdown(self) -> bool:
         """Leave. The machine with the stores stays until the others have left."""
-        self._tell_lost()
-        self._stop_roll_call()
+        self._failures.log_lost()
+        self._joining.stop()
         self._watch.stop()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
         first = self._first_failure()
         if first is not None and first.follows:
-            self._look_for_head()
+            self._failures.look_for_store()
             first = self._first_failure()
-        reports.report_lost(self._lost)
+        self._failures.report()
         atexit.unregister(self._give_up)
         if self._is_bystander:
             self._ask(self._meeting.give_up, None)
@@ -243,72 +230,49 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _give_up(self) -> None:
         """This process ends without a `shutdown`: it was told to go by a signal."""
-        self._stop_roll_call()
+        self._joining.stop()
         self._ask(self._meeting.give_up, None)
 
-    def _bequeath(self) -> None:
+    def _leave_death_notice(self) -> None:
         """Let the launcher say that this process is gone, if it is killed."""
         folder, store = reports.folder_of(os.environ), self._place.store
         if folder is not None and isinstance(store, TCPStore):
             meeting = self._meeting
-            Bequest(store.host, store.port, meeting.prefix, meeting.member, meeting.size).leave_to(folder)
+            DeathNotice(store.host, store.port, meeting.prefix, meeting.member, meeting.size).leave_to(folder)
 
     def _examine(self) -> None:
-        """_UnfitError if this machine is not fit to take part, once the job has no need of it any more."""
-        kind = self._conf.examination
-        reason = why_unfit(kind) if kind in EXAMINATIONS else ""
+        """UnfitError if this machine is not fit to take part, once the job has no need of it any more."""
+        reason = why_unfit(self._conf.examination)
         if reason:
             logger.error("rallypoint: this machine is not fit, and stays out of the job: %s", reason)
             if self._heart is not None:
                 self._meeting.stay_out(reason)
-            raise _UnfitError(
-                f"this machine is not fit to take part: {reason}",
-                hint=f"rallypoint doctor --health={kind} says more; --health=off takes the machine as it is",
-            )
+            raise UnfitError(self._conf.examination, reason)
 
     @property
     def _prepares_relays(self) -> bool:
         return self._heart is not None and self._has_relays and not self._conf.workers
 
-    def _start_store(self, seat: Seat) -> str:
+    def _start_store(self, assignment: Assignment) -> str:
         workers = self._conf.workers
         if workers is None:
-            workers = workers_for(seat.size, have_relays=self._has_relays)
-        return str(self._place.start_round(seat.name, workers, has_relays=self._has_relays))
+            workers = workers_for(assignment.size, have_relays=self._has_relays)
+        return str(self._place.start_round(assignment.name, workers, has_relays=self._has_relays))
 
     def _enter(self, met: Round) -> RendezvousInfo:
         reports.begin_attempt(met.number)
-        # The launcher itself reports that all ranks have joined the first attempt.
-        self._joining = (met.number, time.monotonic()) if met.number else None
+        self._joining.begin(met.number)
         is_first, self._has_taken_part, self._clock_ahead = not self._has_taken_part, True, met.clock_ahead
         least, most = _LOOK_SECONDS
         self._look_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
-        if self._conf.examination in EXAMINATIONS and abs(met.clock_ahead) > _CLOCK_SECONDS:
+        if self._conf.examination != "off" and abs(met.clock_ahead) > _CLOCK_SECONDS:
             logger.warning(
                 "rallypoint: this machine's clock is %.0f s ahead of that of the machine with the store",
                 met.clock_ahead,
             )
         round_store = parse_round_store(met.store)
         store_place, view = round_store.master, self._place.view_of(round_store)
-        relay = self._place.start_relay(round_store) if self._wants_relay(met) else None
-        if relay is None and job_secret() is not None and not is_this_machine(store_place.host):
-            raise UsageError(
-                f"the workers of this machine need a relay to reach {store_place}, as this job has a secret",
-                hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
-            )
-        name_relay(os.environ, relay, store_place)
-        self._round_store = round_store
-        self._head = relay if relay is None or round_store.name else store_place
-        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
-            logger.warning("rallypoint: %s", named)
-        place = relay or store_place
-        fault = find_fault(*place)
-        if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
-            if fault is not None:
-                logger.info(
-                    "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
-                )
-            os.environ.update(inject(os.environ))
+        place = self._lead_ranks_to(round_store, met)
         patience = timedelta(seconds=self._meeting.times.join)
         wanted = StoreParameters(*place, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
@@ -318,7 +282,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
                 logger.warning("rallypoint: %s", warning)
             way = place if view.name else store_place
             prepare = planned(view, met.number, self._meeting.members_of(met))
-            self._roll_call = RollCall(way, view, prepare, self._has_launcher)
+            self._joining.call_roll(RollCall(way, view, prepare, self._has_launcher))
         self._watch.start(place, view)
         if self._conf.spares and self._prepares_relays:
             self._place.prepare_relay()  # a round with a spare is to begin at once
@@ -329,6 +293,28 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             RendezvousStoreInfo(*store_place),
         )
 
+    def _lead_ranks_to(self, store: RoundStore, met: Round) -> Endpoint:
+        """Put into the environment, which ranks inherit, how they reach the round's store; where that is."""
+        relay = self._place.start_relay(store) if self._wants_relay(met) else None
+        if relay is None and job_secret() is not None and not is_this_machine(store.master.host):
+            raise UsageError(
+                f"the workers of this machine need a relay to reach {store.master}, as this job has a secret",
+                hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
+            )
+        name_relay(os.environ, relay, store.master)
+        self._failures.enter(store, relay if relay is None or store.name else store.master)
+        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
+            logger.warning("rallypoint: %s", named)
+        place = relay or store.master
+        fault = find_fault(*place)
+        if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
+            if fault is not None:
+                logger.info(
+                    "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
+                )
+            os.environ.update(inject(os.environ))
+        return place
+
     def _wants_relay(self, met: Round) -> bool:
         if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
             if self._conf.relay:
@@ -338,10 +324,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _first_failure(self) -> Ending | None:
         """What failed first on this machine in the attempt that has just ended."""
-        folder = reports.folder_of(os.environ)
-        found = reports.Reports(folder) if folder is not None else None
-        failures, exits = (found.failures(), found.exits()) if found is not None else ([], [])
-        first = find_blame(failures, exits, self._lost)
+        first = self._failures.first()
         return to_ending(first, self._clock_ahead) if first is not None else None
 
     def _announce_restart(self, number: int, end: RoundEnd) -> None:
@@ -355,45 +338,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             "rallypoint: attempt %d has ended: %s%s; attempt %d%s follows",
             *(number + 1, why, outlook, number + 2, most),
         )
-
-    def _announce_joined(self) -> None:
-        """Log that all ranks have joined an attempt after the first, and how long that took."""
-        folder = reports.folder_of(os.environ)
-        if self._joining is None or folder is None:
-            return
-        roll, (number, began) = reports.Reports(folder).roll(), self._joining
-        if roll.complete:
-            self._joining = None
-            seconds = time.monotonic() - began
-            logger.warning("rallypoint: attempt %d: %s after %.1f s", number + 1, roll.text, seconds)
-
-    def _tell_lost(self) -> None:
-        """Say at once which servers of this machine have died."""
-        for lost, then in self._place.take_lost():
-            logger.error("rallypoint: %s %s: %s", lost.server, lost.how, then)
-            self._lost.append(lost)
-            logging.getLogger(_TORCHS_AGENT).addFilter(_is_no_consequence)
-
-    def _look_for_head(self) -> None:
-        """Note that the store is gone, if it is: ranks behind a relay name the relay in their errors."""
-        if self._head is None or self._round_store is None:
-            return
-        seconds = _PROBE_SECONDS + self._place.pause_seconds
-        try:
-            with TCPStore(*self._head, timeout=seconds, role=Role.AGENT) as store:
-                is_lost = not store.check([f"{ROLE_INFO}/0"])
-                how = "has lost what was in it" if is_lost else ""
-        except RallypointError:
-            how = "cannot be reached any more"
-        if how:
-            name = f"the job's store at {self._place.whereabouts(self._round_store)}"
-            self._lost.append(LostServer(name, how, time.time()))
-
-    def _stop_roll_call(self) -> None:
-        if self._roll_call is not None:
-            self._roll_call.stop()
-            self._roll_call = None
-        self._announce_joined()
 
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         """An answer from the meeting place; `otherwise` if it is gone: ranks that run need not end for that.
@@ -439,11 +383,6 @@ def _open_place(
         seconds=seconds,
         ports=conf.ports,
     )
-
-
-def _is_no_consequence(record: logging.LogRecord) -> bool:
-    """Whether a line of torch's agent is news where the store is gone: its traceback of the end is not."""
-    return not str(record.msg).startswith("Error waiting on exit barrier")
 
 
 _ERRORS: tuple[tuple[type[RallypointError], Any], ...] = (

@@ -35,7 +35,7 @@ SCRIPT: Final = Path(asking.__file__).with_name("training.py")
 FOLDER: Final = "RALLYPOINT_VERIFY_FOLDER"
 
 # Variables that another launcher or another training may have left, besides those of a rank.
-_DROPPED: Final = ("USE_LIBUV", "RALLYPOINT_REPORTS", "RALLYPOINT_QUIET_AGENT")
+_DROPPED: Final = ("USE_LIBUV", "RALLYPOINT_JOB")
 _DROPPED_PREFIXES: Final = ("PET_", "ACCELERATE_", "RALLYPOINT_VERIFY_")
 
 _POLL_SECONDS: Final = 0.05

@@ -1,21 +1,30 @@
-"""What a machine reads of a roster: the digest, the same for all, its seat, and its arc of the ring. Pure.
+"""What a machine reads of a roster: the digest, the same for all, its assignment, and its arc of the ring.
 
 A roster of n machines is n names long. If each machine read it, n machines would read n times n names. So
 only the machine that changes it reads it. All others read the digest, which is as long for ten machines as
 for ten thousand, and wait for a key of their own: whoever changes the roster tells them there what they wait
 for.
+
+The machines of a roster are a ring, and each looks after the next one. While that one is silent, those behind
+it may have nobody who looks after them. So the look goes on, up to the first machine that is seen to live:
+that one looks after those behind it. It goes several times as far as the look before, so that a machine that
+is silent by chance costs little. Machines that died together are thus missed together, soon after the time
+that one alone would take; and while all live, each look is at one machine. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 from zlib import crc32
 
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
 from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, Size, closed_error
 from rallypoint.text import LONGEST_SENTENCE, shown
 
+_FURTHER = 8
 _ARC = 128  # so many machines at most, or a few more
 _NEWCOMERS_NAMED = 4
 
@@ -43,7 +52,7 @@ class Digest:
     everybody: int = 0
     """The same, and those that wait."""
     scribe: str = ""
-    """The id of the machine that looks every second for lines that nobody has taken in."""
+    """The id of the machine that looks every second for requests that nobody has taken in."""
     keeper: str = ""
     """The id of the machine that starts the round's store."""
     desk: int = 0
@@ -75,15 +84,15 @@ class Digest:
             sick=str(roster.sick[-1]) if roster.sick else "",
         )
 
-    def is_due(self, line: int, size: Size) -> bool:
-        """Whether the machine that has written the line of this number is the one to take lines in.
+    def is_due(self, request: int, size: Size) -> bool:
+        """Whether the machine that has written the request of this number is the one to take requests in.
 
-        It is if others are to learn of it at once: the line is the first of all, the first in a round that
-        runs, or the last that is waited for. All other lines are left to that machine, or to the scribe.
+        It is if others are to learn of it at once: the request is the first of all, the first in a round that
+        runs, or the last that is waited for. All other requests are left to that machine, or to the scribe.
         """
         runs = self.complete and not self.closed and not self.wants_restart
-        is_first = line == self.folded + 1 and (runs or not self.everybody)
-        return is_first or line == self.folded + self._due(size)
+        is_first = request == self.folded + 1 and (runs or not self.everybody)
+        return is_first or request == self.folded + self._due(size)
 
     def _due(self, size: Size) -> int:
         if self.closed:
@@ -92,7 +101,7 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Assignment:
     """What a machine is told that has come: its place in a round, or why it has none."""
 
     round: int = -1
@@ -153,40 +162,40 @@ def end_of(before: Roster, after: Roster) -> RoundEnd | None:
     return RoundEnd(after.ended, after.complete, len(after.present), tuple(new[:_NEWCOMERS_NAMED]))
 
 
-def seat_of_refused(error: RallypointError) -> Seat:
+def assignment_of_refused(error: RallypointError) -> Assignment:
     """What a machine is told that may not join."""
     if isinstance(error, MeetingClosedError):
-        return Seat(closed=error.message, hint=error.hint)
-    return Seat(refused=error.message, hint=error.hint)
+        return Assignment(closed=error.message, hint=error.hint)
+    return Assignment(refused=error.message, hint=error.hint)
 
 
-def seat_of(roster: Roster, rank: int, now: float) -> Seat:
-    """The seat of a member of a complete round."""
-    return Seat(roster.round, rank, len(roster.members), roster.name, roster.store, time=now)
+def assignment_of(roster: Roster, rank: int, now: float) -> Assignment:
+    """The assignment of a member of a complete round."""
+    return Assignment(roster.round, rank, len(roster.members), roster.name, roster.store, time=now)
 
 
-def calls(before: Roster, after: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
-    """The machines that wait for what has changed, each with its seat; `now` is what the clock shows."""
+def calls(before: Roster, after: Roster, now: float) -> Iterator[tuple[Member, Assignment]]:
+    """The machines that wait for what has changed, each with its assignment; `now` is by the clock."""
     if after.closed and not before.closed:
-        seat = seat_of_refused(closed_error(after.closed))
-        yield from ((each, seat) for each in (after.waiting if after.complete else after.everybody))
+        assignment = assignment_of_refused(closed_error(after.closed))
+        yield from ((each, assignment) for each in (after.waiting if after.complete else after.everybody))
     if not after.complete:
         return
     is_new = not before.complete or before.round != after.round
     has_gone = before.keeper in before.present and after.keeper not in after.present
     if is_new:
-        yield from (each for each in _seats(after, now) if each[0] == after.keeper)
+        yield from (each for each in _assignments(after, now) if each[0] == after.keeper)
     elif has_gone and (not after.store or after.keeper in after.lost):  # it may not have told all of them
-        yield from ((each, Seat(again=True)) for each in after.present)
+        yield from ((each, Assignment(again=True)) for each in after.present)
     elif after.store and not before.store:
-        yield from _seats(after, now)
+        yield from _assignments(after, now)
 
 
-def _seats(roster: Roster, now: float) -> Iterator[tuple[Member, Seat]]:
+def _assignments(roster: Roster, now: float) -> Iterator[tuple[Member, Assignment]]:
     present = {each.id for each in roster.present}
     for rank, each in enumerate(roster.members):
         if each.id in present:
-            yield each, seat_of(roster, rank, now)
+            yield each, assignment_of(roster, rank, now)
 
 
 def arc_count(roster: Roster) -> int:
@@ -212,3 +221,36 @@ def arcs(roster: Roster) -> list[list[str]]:
     for each in roster.everybody:
         cut[arc_of(each.id, len(cut))].append(each.id)
     return cut
+
+
+class _Sign(NamedTuple):
+    """What was last seen of a machine, and how many looks since then have seen nothing new."""
+
+    number: int
+    looks_in_vain: int
+
+
+class Lookout:
+    """One machine's looks at those that follow it."""
+
+    def __init__(self, patience: int) -> None:
+        """`patience`: how many looks at a machine may be in vain."""
+        self._patience = patience
+        self._seen: dict[str, _Sign] = {}
+
+    def look(self, ring: Iterable[str], signs_of: Callable[[str], int]) -> set[str]:
+        """Look once. Returns the machines that have been silent for too long.
+
+        `ring` has the ids of all others, beginning with the next one; `signs_of` says how many signs of
+        life a machine has given. If that raises an error, it was no look.
+        """
+        seen: dict[str, _Sign] = {}
+        for each in islice(ring, _FURTHER * max(1, len(self._seen))):
+            number, before = signs_of(each), self._seen.get(each)
+            if before and before.number != number:
+                seen[each] = _Sign(number, 0)
+                break
+            seen[each] = _Sign(number, before.looks_in_vain + 1 if before else 0)
+        silent = {each for each, sign in seen.items() if sign.looks_in_vain > self._patience}
+        self._seen = {each: sign for each, sign in seen.items() if each not in silent}  # it may come back
+        return silent

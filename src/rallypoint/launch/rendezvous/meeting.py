@@ -3,7 +3,7 @@
 A machine asks to be in the next round, and waits for a key of its own, in which it is told its place. So no
 machine polls, and none reads the names of all others, but the first in the roster, the scribe: it looks every
 second for what nobody has taken in. A sign of life is a counter of each machine's own, which
-another one reads (`lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
+another one reads (`Lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
 pause of all machines costs none of them its place.
 """
 
@@ -20,19 +20,19 @@ from rallypoint.client.base import Store
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.rendezvous.digest import (
+    Assignment,
     Digest,
+    Lookout,
     RoundEnd,
-    Seat,
-    seat_of,
-    seat_of_refused,
+    assignment_of,
+    assignment_of_refused,
 )
-from rallypoint.launch.rendezvous.lookout import Lookout
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import (
     Ending,
-    Line,
     Member,
     Roster,
+    RosterRequest,
     Settings,
     Sick,
     Size,
@@ -91,7 +91,7 @@ class Round:
     """By how many seconds this machine's clock is ahead of the keeper's."""
 
 
-StartStore = Callable[[Seat], str]
+StartStore = Callable[[Assignment], str]
 """Starts the round's store, when this machine is its keeper, and says where others reach it."""
 
 OnEnd = Callable[[int, RoundEnd], object]
@@ -157,15 +157,17 @@ class Meeting:
         """
         before, self._round = self._round, None
         while self._round is None:
-            seat = self._await_seat(before, ending)
+            assignment = self._await_assignment(before, ending)
             before = ending = None
-            if error := seat.error:
+            if error := assignment.error:
                 self.leave()
                 raise error
-            if not seat.again:
-                ahead = time.time() - seat.time if seat.store else 0.0
-                if store := seat.store or self._keep_store(seat, start_store):
-                    self._round = Round(seat.round, seat.rank, seat.size, seat.name, store, ahead)
+            if not assignment.again:
+                ahead = time.time() - assignment.time if assignment.store else 0.0
+                if store := assignment.store or self._keep_store(assignment, start_store):
+                    self._round = Round(
+                        assignment.round, assignment.rank, assignment.size, assignment.name, store, ahead
+                    )
         return self._round
 
     def members_of(self, met: Round) -> tuple[Member, ...]:
@@ -185,13 +187,13 @@ class Meeting:
     def close(self, reason: str) -> None:
         """Let no machine join any more."""
         if not self.is_closed:
-            self._register.post(Line(close=reason))
+            self._register.post(RosterRequest(close=reason))
 
     def leave(self, ending: Ending | None = None, close: str = "") -> None:
         """Take no part any more, for the reason of `ending`; `close`: nor shall any other machine."""
         if self._has_come or close:
             leave = self.member if self._has_come else None
-            self._register.post(Line(leave=leave, close=close, ending=ending))
+            self._register.post(RosterRequest(leave=leave, close=close, ending=ending))
 
     def first_failure(self, seconds: float) -> Ending | None:
         """What failed first in the round that this machine has left; None: nobody knows.
@@ -214,7 +216,7 @@ class Meeting:
         """Take no part any more, in the middle of it: the others start again."""
         if self._has_come:
             ending = Ending(f"the launcher of {self.member} was told to end", self._keepers_time())
-            self._register.post(Line(leave=self.member, lost=True, ending=ending))
+            self._register.post(RosterRequest(leave=self.member, lost=True, ending=ending))
 
     def stay_out(self, reason: str) -> None:
         """Take no part, as this machine is not fit; wait until nobody could need it any more.
@@ -225,7 +227,7 @@ class Meeting:
         now, self._round = self._keepers_time(), None
         self._sick_named = str(Sick(self.member.host, self.member.pid, reason))  # this machine says it itself
         ending = Ending(self._sick_named, now)
-        digest = self._register.post(Line(leave=self.member, lost=True, sick=reason, ending=ending))
+        digest = self._register.post(RosterRequest(leave=self.member, lost=True, sick=reason, ending=ending))
         seen = self._clock()
         while not digest.closed and self._clock() < seen + self.times.join:
             self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)
@@ -279,7 +281,7 @@ class Meeting:
             time.sleep(min(_PARTING_SECONDS, end - self._clock()))
 
     def _others_left(self) -> Digest:
-        """The digest, up to date if so many lines are not taken in that all others may have left."""
+        """The digest, up to date if so many requests are not taken in that all others may have left."""
         return self._register.sweep(max(1, self._register.digest().everybody - 1))
 
     def beat(self) -> None:
@@ -318,7 +320,7 @@ class Meeting:
             logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
         return digest
 
-    def _await_seat(self, before: Round | None, ending: Ending | None) -> Seat:
+    def _await_assignment(self, before: Round | None, ending: Ending | None) -> Assignment:
         """Ask to be in the next round, and wait until the one before has ended, then for a place."""
         is_first = not self._has_come
         digest = self._come(ending)
@@ -329,7 +331,7 @@ class Meeting:
         with Waiting(lambda: self._state(patience), at_start=is_first, update_seconds=update):
             return self._await_answer(digest, patience, before)
 
-    def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None) -> Seat:
+    def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None) -> Assignment:
         while True:
             seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
             left = patience.left(self.times.join)
@@ -341,24 +343,24 @@ class Meeting:
                 if (end := self._register.await_end(before.number, patient)) is not None:
                     self._on_end(before.number, end)
                 before = None if is_over or end is not None else before
-            seat = self._register.await_seat(self.member, seconds) if before is None else None
-            if seat is None:
+            assignment = self._register.await_assignment(self.member, seconds) if before is None else None
+            if assignment is None:
                 digest = self._look()
                 patience.note(digest)  # before it is judged: a roster that has just changed is no old one
-                seat = self._seat_by(digest, patience)
-            if seat is not None:
-                return seat
+                assignment = self._assignment_by(digest, patience)
+            if assignment is not None:
+                return assignment
 
     def _come(self, ending: Ending | None = None) -> Digest:
         if self._has_come:
-            self._register.forget_seat(self.member)
+            self._register.forget_assignment(self.member)
             self.member = replace(self.member, visit=self.member.visit + 1)
         self._has_come = True
         return self._ask_for_place(ending)
 
     def _ask_for_place(self, ending: Ending | None = None) -> Digest:
         least, most = self.size.least, self.size.most
-        line = Line(
+        request = RosterRequest(
             self.member,
             least=least,
             most=most,
@@ -366,14 +368,14 @@ class Meeting:
             settings=self._settings,
             ending=ending,
         )
-        digest = self._register.post(line)
+        digest = self._register.post(request)
         self._desk = digest.desk
         return digest
 
-    def _seat_by(self, digest: Digest, patience: _Patience) -> Seat | None:
+    def _assignment_by(self, digest: Digest, patience: _Patience) -> Assignment | None:
         """What a machine finds out by itself that has been told nothing: who was to tell it may have died."""
         if digest.closed:
-            return seat_of_refused(closed_error(digest.closed))
+            return assignment_of_refused(closed_error(digest.closed))
         if digest.desk != self._desk:
             self._ask_for_place()
         if not digest.complete:
@@ -381,9 +383,9 @@ class Meeting:
         elif digest.keeper == self.member.id and not digest.store:
             roster = self.roster
             rank = roster.rank_of(self.member.id)
-            return seat_of(roster, rank, time.time()) if rank is not None else None
+            return assignment_of(roster, rank, time.time()) if rank is not None else None
         elif digest.wants_restart and patience.since_change >= self.times.silence:
-            return Seat(again=True)  # also if this machine waits for the next round, where it does no harm
+            return Assignment(again=True)  # harmless if this machine waits for the next round
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
@@ -453,15 +455,15 @@ class Meeting:
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
         )
 
-    def _keep_store(self, seat: Seat, start_store: StartStore) -> str:
+    def _keep_store(self, assignment: Assignment, start_store: StartStore) -> str:
         """Start the round's store; nothing if the round is over by then."""
         try:
-            place = start_store(seat)
+            place = start_store(assignment)
         except BaseException:
             self.leave()  # so that another keeps it
             raise
-        roster = self._register.change(lambda now: now.publish(place) if now.name == seat.name else now)
-        return place if roster.name == seat.name else ""
+        roster = self._register.change(lambda now: now.publish(place) if now.name == assignment.name else now)
+        return place if roster.name == assignment.name else ""
 
 
 class _Patience:

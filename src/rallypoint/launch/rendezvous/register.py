@@ -1,11 +1,11 @@
 """The roster of a meeting in a store: how it is read, and how it is changed.
 
-Each machine writes what it asks for as a line at a desk: a key to which it appends, and a counter that it
-adds 1 to. That is all that most machines do. One of them reads all new lines, takes them in by the rules of
-`roster`, writes the new roster under a key of its own, with the ring of all machines beside it, and puts the
-digest, which names that key, in the place of the old one, by compare-and-set. So whoever is too late has
-written nothing, and tries again if its lines are still not taken in. Then it tells the machines that wait for
-the change, each at its own key.
+Each machine writes what it asks for as a request at a desk: a key to which it appends, and a counter that it
+adds 1 to. That is all that most machines do. One of them reads all new requests, takes them in by the rules
+of `roster`, writes the new roster under a key of its own, with the ring of all machines beside it, and puts
+the digest, which names that key, in the place of the old one, by compare-and-set. So whoever is too late has
+written nothing, and tries again if its requests are still not taken in. Then it tells the machines that wait
+for the change, each at its own key.
 
 Nobody has a lock. A machine may die at any point: what it has appended is taken in by another, what it had
 read is read again, and whom it has not told finds out by a look at the digest.
@@ -23,22 +23,22 @@ from rallypoint.client.base import NOTHING, Store, seen
 from rallypoint.codec import to_text
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.launch.rendezvous.digest import (
+    Assignment,
     Digest,
     RoundEnd,
-    Seat,
     arc_of,
     arcs,
+    assignment_of_refused,
     calls,
     end_of,
-    seat_of_refused,
 )
 from rallypoint.launch.rendezvous.roster import (
-    Line,
     Member,
     Refusals,
     Roster,
+    RosterRequest,
     Size,
-    read_lines,
+    read_requests,
     read_value,
     unreadable,
 )
@@ -46,10 +46,10 @@ from rallypoint.launch.rendezvous.roster import (
 Rule = Callable[[Roster], Roster]
 
 _DIGEST = "roster"
-_LINES = "lines"
+_REQUESTS = "lines"
 _CLOSED = "closed"
 _DESK_BYTES = 1 << 22
-_MANY = 8  # lines are many if they are this part of the machines
+_MANY = 8  # requests are many if they are this part of the machines
 
 
 class Register:
@@ -64,7 +64,7 @@ class Register:
         self._digest = Digest()
         self._names = ""  # the key of the roster that was last read
         self._roster = Roster()
-        self._number = 0  # of the last line, when it was last looked for lines
+        self._number = 0  # of the last request, when it was last looked for requests
         self._ring = ""  # the key of the roster whose ring was last read
         self._arcs: dict[int, tuple[str, ...]] = {}  # what was read of it
 
@@ -77,7 +77,7 @@ class Register:
             return self._digest
 
     def roster(self) -> Roster:
-        """The latest roster, with all lines taken in. As long as the names of all machines."""
+        """The latest roster, with all requests taken in. As long as the names of all machines."""
         with self._lock:
             self.sweep()
             while not self._load():
@@ -114,40 +114,42 @@ class Register:
 
     # Changing
 
-    def post(self, line: Line) -> Digest:
+    def post(self, request: RosterRequest) -> Digest:
         """Ask for something; and do it, if others are to learn of it at once."""
         with self._lock:
             desk = -2
             while self._digest.desk > desk + 1:  # nobody reads that one any more
                 desk = self._digest.desk
-                number = self._add(_LINES, 1, after=(_desk_key(desk), to_text(line, sparse=True) + "\n"))
+                number = self._add(
+                    _REQUESTS, 1, after=(_desk_key(desk), to_text(request, sparse=True) + "\n")
+                )
             if self._digest.is_due(number, self._size):
                 self._take_in(number)
             return self._digest
 
     def sweep(self, least: int = 1) -> Digest:
-        """Take in the lines that nobody has taken in, if there are that many; the latest digest."""
+        """Take in the requests that nobody has taken in, if there are that many; the latest digest."""
         with self._lock:
-            number = self._add(_LINES, 0)
+            number = self._add(_REQUESTS, 0)
             if number - self._digest.folded >= least:
                 self._take_in(number)
             return self._digest
 
     def look_after_lines(self) -> Digest:
-        """Take in the lines that nobody has taken in, if many have come, or none since the last time.
+        """Take in the requests that nobody has taken in, if many have come, or none since the last time.
 
         To take in a few of them takes as long as to take in all: so who looks every second, while machines
         keep coming for minutes, would write the names of all of them hundreds of times.
         """
         with self._lock:
-            before, self._number = self._number, self._add(_LINES, 0)
+            before, self._number = self._number, self._add(_REQUESTS, 0)
             untaken = self._number - self._digest.folded
             if untaken > 0 and (self._number == before or untaken * _MANY >= self._digest.everybody):
                 self._take_in(self._number)
             return self._digest
 
     def change(self, rule: Rule) -> Roster:
-        """Take in all lines, and apply a rule to what comes out."""
+        """Take in all requests, and apply a rule to what comes out."""
         with self._lock:
             self.digest()
             while not self._try(rule):
@@ -176,18 +178,18 @@ class Register:
 
     # Waiting
 
-    def await_seat(self, member: Member, seconds: float) -> Seat | None:
+    def await_assignment(self, member: Member, seconds: float) -> Assignment | None:
         """What this machine is told that has come; None if it is told nothing for so long."""
-        key = _seat_key(member)
-        return read_value(Seat, self._read(key)) if self._await(key, seconds) else None
+        key = _assignment_key(member)
+        return read_value(Assignment, self._read(key)) if self._await(key, seconds) else None
 
     def call_again(self, members: tuple[Member, ...]) -> None:
         """Tell machines that count as lost to come again, if they can hear it."""
-        keys = [_seat_key(each) for each in members]
-        self._store.multi_set(keys, [to_text(Seat(again=True), sparse=True)] * len(keys))
+        keys = [_assignment_key(each) for each in members]
+        self._store.multi_set(keys, [to_text(Assignment(again=True), sparse=True)] * len(keys))
 
-    def forget_seat(self, member: Member) -> None:
-        self._store.delete_key(_seat_key(member))
+    def forget_assignment(self, member: Member) -> None:
+        self._store.delete_key(_assignment_key(member))
 
     def await_end(self, number: int, seconds: float) -> RoundEnd | None:
         """How the round of that number has ended; None if it has not within `seconds`."""
@@ -233,11 +235,11 @@ class Register:
         return True
 
     def _take_in(self, number: int) -> None:
-        """Take lines in, up to that number at least, unless another machine has done so."""
+        """Take requests in, up to that number at least, unless another machine has done so."""
         while self._digest.folded < number:
             self._try(lambda roster: roster)
-            # Who wrote a line meanwhile may have read the digest before, and not know that its line is due.
-            latest = self._store.add(_LINES, 0)
+            # Who wrote a request meanwhile may have read the digest before, and not know that it is due.
+            latest = self._store.add(_REQUESTS, 0)
             untaken = range(self._digest.folded + 1, latest + 1)
             if any(self._digest.is_due(each, self._size) for each in untaken):
                 number = latest
@@ -257,15 +259,15 @@ class Register:
         return True
 
     def _with_lines(self, before: Roster) -> tuple[Roster, Refusals]:
-        """The roster with all lines taken in; a line is counted after it has been written."""
-        number = self._store.add(_LINES, 0)
+        """The roster with all requests taken in; a request is counted after it has been written."""
+        number = self._store.add(_REQUESTS, 0)
         if number <= before.folded:
             return before, {}
         late = self._read(_desk_key(before.desk - 1))[before.read_before :]
-        lines = self._read(_desk_key(before.desk))[before.read :]
-        read, read_before = before.read + len(lines), before.read_before + len(late)
+        requests = self._read(_desk_key(before.desk))[before.read :]
+        read, read_before = before.read + len(requests), before.read_before + len(late)
         noted = replace(before, folded=number, read=read, read_before=read_before)
-        after, refused = noted.take_in(read_lines(late + lines), self._size)
+        after, refused = noted.take_in(read_requests(late + requests), self._size)
         return (after.at_next_desk() if after.read > _DESK_BYTES else after), refused
 
     def _write(self, after: Roster) -> bool:
@@ -289,9 +291,12 @@ class Register:
 
     def _tell(self, before: Roster, after: Roster, refused: Refusals) -> None:
         """Tell the machines that wait for a change, each at its own key."""
-        seats = dict(calls(before, after, time.time()))
-        seats |= {each: seat_of_refused(error) for each, error in refused.items()}
-        texts = {_seat_key(each): to_text(seat, sparse=True) for each, seat in seats.items()}
+        assignments = dict(calls(before, after, time.time()))
+        assignments |= {each: assignment_of_refused(error) for each, error in refused.items()}
+        texts = {
+            _assignment_key(each): to_text(assignment, sparse=True)
+            for each, assignment in assignments.items()
+        }
         if end := end_of(before, after):
             texts[_end_key(before.round)] = to_text(end, sparse=True)
             self._store.delete_key(_end_key(before.round - 1))
@@ -323,5 +328,5 @@ def _end_key(number: int) -> str:
     return f"end/{number}"
 
 
-def _seat_key(member: Member) -> str:
+def _assignment_key(member: Member) -> str:
     return f"seat/{member.id}/{member.visit}"

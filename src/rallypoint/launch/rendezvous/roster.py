@@ -8,7 +8,7 @@ the next round. A member that is lost (it gave no sign of life) is noted, so tha
 
 A roster never changes. Each rule returns a new one, or the same one where there is nothing to do. It is
 written to the store by compare-and-set, so that rules only ever see the latest. What every machine asks for
-(`Line`) is taken in many lines at a time: with n machines, one after the other would take n times n steps.
+(`RosterRequest`) is taken in many at a time: with n machines, one after the other would take n times n steps.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Line:
+class RosterRequest:
     """What a machine asks for: to be in the next round, to leave, to close the meeting."""
 
     come: Member | None = None
@@ -99,14 +99,14 @@ class Line:
     settings: Settings = ()
 
 
-def read_lines(text: bytes) -> tuple[Line, ...]:
-    """The lines of a desk, each with its end; what is none is left out, since any client can write there."""
-    return tuple(line for line in map(_read_line, text.splitlines()) if line is not None)
+def read_requests(text: bytes) -> tuple[RosterRequest, ...]:
+    """The requests of a desk; what is none is left out, since any client can write there."""
+    return tuple(request for request in map(_read_request, text.splitlines()) if request is not None)
 
 
-def _read_line(text: bytes) -> Line | None:
+def _read_request(text: bytes) -> RosterRequest | None:
     try:
-        return from_text(Line, text)
+        return from_text(RosterRequest, text)
     except ValueError:
         return None
 
@@ -166,13 +166,13 @@ class Roster:
     sick: tuple[Sick, ...] = ()
     """The last few that were not fit to take part."""
     desk: int = 0
-    """The number of the key at which machines write lines. Those that are late write at the one before."""
+    """The number of the key at which machines write requests. Those that are late write at the one before."""
     read: int = 0
     """How many bytes of it have been taken in."""
     read_before: int = 0
     """How many of the one before."""
     folded: int = 0
-    """The number of the last line of which it is sure that it has been taken in."""
+    """The number of the last request of which it is sure that it has been taken in."""
 
     # Questions
 
@@ -203,12 +203,12 @@ class Roster:
 
     # Rules
 
-    def take_in(self, lines: Sequence[Line], size: Size) -> tuple[Roster, Refusals]:
+    def take_in(self, requests: Sequence[RosterRequest], size: Size) -> tuple[Roster, Refusals]:
         """Do what machines have asked for, in its order; who may not join is refused."""
-        hall = _Hall(self, size)
-        for line in lines:
-            hall.take_in(line)
-        return hall.settled(), hall.refused
+        editor = _RosterEditor(self, size)
+        for request in requests:
+            editor.take_in(request)
+        return editor.settled(), editor.refused
 
     def at_next_desk(self) -> Roster:
         """The same, but machines are to write at another desk from now on."""
@@ -324,8 +324,8 @@ def _ranked(members: tuple[Member, ...]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda each: (each.rank < 0, each.rank, not each.keeps)))
 
 
-class _Hall:
-    """A roster whose machines are found by their id, while lines are taken in."""
+class _RosterEditor:
+    """A roster whose machines are found by their id, while requests are taken in."""
 
     def __init__(self, roster: Roster, size: Size) -> None:
         self._roster = roster
@@ -337,45 +337,45 @@ class _Hall:
         for each in roster.everybody:
             self._note_rank(each)
 
-    def take_in(self, line: Line) -> None:
-        if line.come is not None:
-            self._come(line.come, line)
-        if line.leave is not None:
-            self._leave(line.leave, line)
-        if line.close and not self._roster.closed:
-            self._roster = replace(self._roster, closed=line.close)
+    def take_in(self, request: RosterRequest) -> None:
+        if request.come is not None:
+            self._come(request.come, request)
+        if request.leave is not None:
+            self._leave(request.leave, request)
+        if request.close and not self._roster.closed:
+            self._roster = replace(self._roster, closed=request.close)
 
     def settled(self) -> Roster:
-        """The roster after all lines."""
+        """The roster after all requests."""
         present, waiting = tuple(self._present.values()), tuple(self._waiting.values())
         return replace(self._roster, present=present, waiting=waiting)._settle(self._size)
 
-    def _come(self, member: Member, line: Line) -> None:
+    def _come(self, member: Member, request: RosterRequest) -> None:
         known = self._present.get(member.id) or self._waiting.get(member.id)
         if known is not None and known.visit >= member.visit:
             return
-        self._remove(member, line.ending)
+        self._remove(member, request.ending)
         error: RallypointError | None = closed_error(self._roster.closed) if self._roster.closed else None
-        if error is None and (error := self._settings_error(member, line.settings)):
+        if error is None and (error := self._settings_error(member, request.settings)):
             self._refuse_unfinished(error)
         error = error or self._rank_error(member)
         if error is not None:
             self.refused[member] = error
             return
-        settings = self._roster.settings if self._present or self._waiting else line.settings
+        settings = self._roster.settings if self._present or self._waiting else request.settings
         self._roster = replace(
-            self._roster, least=line.least, most=line.most, spares=line.spares, settings=settings
+            self._roster, least=request.least, most=request.most, spares=request.spares, settings=settings
         )
         self._waiting[member.id] = member
         self._note_rank(member)
 
-    def _leave(self, member: Member, line: Line) -> None:
+    def _leave(self, member: Member, request: RosterRequest) -> None:
         present = self._present.get(member.id)
-        self._remove(member, line.ending)
-        if line.lost and present is not None and member.id not in self._present:
+        self._remove(member, request.ending)
+        if request.lost and present is not None and member.id not in self._present:
             self._roster = replace(self._roster, lost=(*self._roster.lost, present))
-        if line.sick:
-            sick = (*self._roster.sick, Sick(member.host, member.pid, line.sick))
+        if request.sick:
+            sick = (*self._roster.sick, Sick(member.host, member.pid, request.sick))
             self._roster = replace(self._roster, sick=sick[-_SICK_KEPT:])
 
     def _remove(self, member: Member, ending: Ending | None) -> None:

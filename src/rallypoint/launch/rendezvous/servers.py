@@ -24,9 +24,10 @@ from rallypoint.errors import (
     ServerStartError,
     UsageError,
 )
+from rallypoint.launch.blame import LostServer
 from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
-from rallypoint.launch.rendezvous.naming import await_host
-from rallypoint.launch.reports import WITHOUT_STORE, LostServer, lost_server
+from rallypoint.launch.rendezvous.waiting import await_host
+from rallypoint.launch.reports import WITHOUT_STORE, lost_server
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import plain_host
 from rallypoint.store.relay.finding import knows_names

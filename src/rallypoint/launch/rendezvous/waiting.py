@@ -18,7 +18,12 @@ import psutil
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
-from rallypoint.store.connect.connecting import SILENT, UNRESOLVED, Attempts
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.store.connect.connecting import SILENT, UNRESOLVED, Attempts, connect
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.server.process.binding import is_this_machine
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.meeting")
@@ -108,3 +113,30 @@ class Waiting:
         if self._has_launcher:
             reports.erase_live_line()
         logger.warning("rallypoint: %s", self._state)
+
+
+def await_host(endpoint: Endpoint, deadline: Deadline, hosts: bool | None = None) -> bool:
+    """Whether this machine holds the endpoint, as soon as that is certain; `hosts`: what the user says.
+
+    It does not when something answers there. Until then it is asked again and again whose the name is: in
+    Kubernetes a pod is up some seconds before its name is in the cluster's DNS, and the name of a pod that
+    was replaced leads to the old address for a while. ConnectError when neither is so by the deadline.
+    """
+    if hosts or (hosts is None and is_this_machine(endpoint.host)):
+        return True
+
+    def check(addresses: Sequence[str]) -> None:
+        if hosts is None and any(map(is_this_machine, addresses)):
+            raise _IsHere
+
+    attempts = Attempts(*endpoint)
+    try:
+        with Waiting(lambda: connecting_state([attempts], deadline.remaining)):
+            connect(*endpoint, deadline, who_am_i(Role.AGENT), attempts=attempts, after_try=check).close()
+    except _IsHere:
+        return True
+    return False
+
+
+class _IsHere(Exception):  # noqa: N818 - it ends the tries, and is no error
+    """The name has turned out to be this machine's."""

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final, Generic, TypeVar
 
+from rallypoint.launch.handover import read_handover
 from rallypoint.launch.schedulers.table import SCHEDULERS, SHELL_STEPS, Scheduler, Surroundings, Telling
 
 T = TypeVar("T")
-
-TAKEN_VARIABLE: Final = "RALLYPOINT_SCHEDULED"
-"""For the processes of a job: the placement that their launcher has made use of. It is not theirs as well."""
 
 _FIRST_PORT: Final = 10_000
 _PORTS: Final = 18_000  # below those that systems give to connections, and below 29400 and 29500
@@ -49,7 +47,7 @@ class Placement:
 
     @property
     def mark(self) -> str:
-        """What the processes of the job are given as TAKEN_VARIABLE."""
+        """What the processes of the job are given as `Handover.scheduled`."""
         return self.run_id.value if self.run_id else self.scheduler.name
 
 
@@ -63,7 +61,7 @@ def find_placement(variables: Mapping[str, str], read_file: Callable[[str], str]
     if row is None or any(variables.get(name) in values for name, values in row.shells.items()):
         return None
     placement = _read(row, around)
-    return None if variables.get(TAKEN_VARIABLE) == placement.mark else placement
+    return None if read_handover(variables).scheduled == placement.mark else placement
 
 
 def _has_started(row: Scheduler, variables: Mapping[str, str]) -> bool:

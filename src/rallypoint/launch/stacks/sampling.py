@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch import reports
+from rallypoint.launch.blame import RankIdentity
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Dump, Frame, Stack
@@ -160,7 +161,7 @@ class RankSampler:
         if self._reports.count_joined() != self._joined:
             self._read_joined()
 
-    def _read_joined(self) -> list[reports.RankIdentity]:
+    def _read_joined(self) -> list[RankIdentity]:
         self._joined = self._reports.count_joined()
         joined = self._reports.joined()
         last_try = max((each.tries for each in joined), default=0)

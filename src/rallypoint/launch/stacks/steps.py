@@ -16,13 +16,11 @@ from operator import index
 from pathlib import Path
 from typing import Final
 
+from rallypoint.launch.handover import read_handover
+
 _FORM: Final = struct.Struct("=qd")
 _NAME: Final = "step-{rank}-{pid}"
 _MOST: Final = 1 << 62
-REPORTS: Final = "RALLYPOINT_REPORTS"  # as `launch.reports` has it, which would take longer to import
-
-SIGNALS_VARIABLE: Final = "RALLYPOINT_STACKS_BY"
-"""For ranks: the numbers of the signals. Who sets it is the one that asks."""
 
 _place: mmap.mmap | None = None
 _owner = -1
@@ -61,11 +59,11 @@ def _open() -> None:
     """A process that was forked gets a place of its own."""
     global _place, _owner
     _place, _owner = None, os.getpid()
-    folder = os.environ.get(REPORTS, "")
+    given = read_handover(os.environ)
     rank = str(_rank) if _rank >= 0 else os.environ.get("RANK", "")
-    if not folder or not rank.isdecimal() or not os.environ.get(SIGNALS_VARIABLE):
+    if given.reports is None or not rank.isdecimal() or not given.signals:
         return
-    path = os.path.join(folder, _NAME.format(rank=int(rank), pid=_owner))
+    path = given.reports / _NAME.format(rank=int(rank), pid=_owner)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.stacks.steps import SIGNALS_VARIABLE as SIGNALS_VARIABLE
 
 VARIABLE: Final = "RALLYPOINT_STACKS"
 STALL_VARIABLE: Final = "RALLYPOINT_STALL_AFTER"

@@ -26,12 +26,13 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
+from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity, pack
 from rallypoint.launch.stacks.flight_recorder import read_recorders, with_pipes
 from rallypoint.launch.stacks.grouping import JobActivity, activity_of, put_together
 from rallypoint.launch.stacks.requesting import forget_all
 from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import SIGNALS_VARIABLE, stack_signals, stall_seconds
+from rallypoint.launch.stacks.switch import stack_signals, stall_seconds
 from rallypoint.launch.stacks.tools import gpus_of
 from rallypoint.launch.stacks.words import stall_lines
 from rallypoint.store.connect.deadline import Deadline
@@ -287,10 +288,10 @@ def _text(activity: JobActivity, reason: str) -> str:
 
 def answering(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for ranks that are to answer this process; as it is, if they are not to be asked."""
-    signals, folder = stack_signals(environ), reports.folder_of(environ)
-    if not signals or folder is None:
+    signals, given = stack_signals(environ), read_handover(environ)
+    if not signals or given.reports is None:
         return dict(environ)
-    return inject({**with_pipes(environ, folder), SIGNALS_VARIABLE: ",".join(map(str, signals))})
+    return inject({**with_pipes(environ, given.reports), **given._replace(signals=signals).variables()})
 
 
 class RankWatch:
@@ -301,7 +302,7 @@ class RankWatch:
 
     def __init__(self, say: Say, *, is_wanted: bool) -> None:
         self._say = say
-        self._signals = stack_signals() if is_wanted and SIGNALS_VARIABLE not in os.environ else ()
+        self._signals = stack_signals() if is_wanted and not read_handover(os.environ).signals else ()
         self._seconds = stall_seconds()
         self._folder = ExitStack()
         self._round = ExitStack()
@@ -310,7 +311,8 @@ class RankWatch:
         """Watch the ranks of a round. They find the store at `place`, which may be a relay."""
         if not self._signals:
             return
-        folder = reports.folder_of(os.environ)
+        given = read_handover(os.environ)
+        folder = given.reports
         if folder is None:  # a torchrun of the user's own
             try:
                 folder = self._folder.enter_context(reports.new_folder())
@@ -319,7 +321,8 @@ class RankWatch:
                 self._say([f"what the ranks do is not looked at: no temporary folder ({error.strerror})"])
                 return
         forget_all(folder)  # of the round before
-        self._round.enter_context(_changed(answering({**os.environ, reports.VARIABLE: str(folder)})))
+        ours = given._replace(reports=folder).variables()
+        self._round.enter_context(_changed(answering({**os.environ, **ours})))
         sampler = StallWatch(
             folder, self._signals, self._seconds, lambda _: StoreChannel(place, view), self._say
         )

@@ -65,6 +65,14 @@ class _Loader:
         return getattr(self._loader, name)  # resources, source, and what else a loader may have
 
 
+def read_job(text: str) -> tuple[str, list[int]]:
+    """The folder and the signals in RALLYPOINT_JOB, as `launch.handover` writes them; empty: not there."""
+    pairs = (part.partition("=") for part in text.split(";"))
+    fields = {name: value.replace("%3B", ";").replace("%25", "%") for name, _, value in pairs}
+    signals = fields.get("signals", "").split(",")
+    return fields.get("reports", ""), [int(each) for each in signals if each]
+
+
 def on_failure(report: Callable[[type[BaseException], BaseException, TracebackType | None], bool]) -> None:
     """Call `report` with an exception that ends this process; True from it means: do not print it."""
     previous = sys.excepthook

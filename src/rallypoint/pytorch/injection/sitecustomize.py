@@ -16,13 +16,13 @@ def _prepare() -> None:
 
     if os.environ.get("RALLYPOINT_PATCH") != "never":
         rallypoint_hooks.after_import("torch.distributed", lambda: _try(_substitute))
-    if os.environ.get("RALLYPOINT_REPORTS"):
+    job = os.environ.get("RALLYPOINT_JOB")
+    if job:
         rallypoint_hooks.on_failure(_report)
-        rank, signals = os.environ.get("RANK", ""), os.environ.get("RALLYPOINT_STACKS_BY", "")
+        folder, signals = rallypoint_hooks.read_job(job)
+        rank = os.environ.get("RANK", "")
         if rank.isdecimal() and signals:
-            rallypoint_hooks.answer_for_stacks(
-                os.environ["RALLYPOINT_REPORTS"], int(rank), [int(each) for each in signals.split(",")]
-            )
+            rallypoint_hooks.answer_for_stacks(folder, int(rank), signals)
 
 
 def _substitute() -> None:

@@ -15,8 +15,8 @@ from json.encoder import encode_basestring_ascii as _quote
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.codec import to_json, to_text
-from rallypoint.store.core.clients import Client, Clients, Departed, Told
-from rallypoint.store.core.outbox import CoreFault, Outbox, Work
+from rallypoint.store.core.clients import Client, ClientReport, Clients, Departed
+from rallypoint.store.core.outbox import CoreFault, DriverTask, Outbox
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.turn import Turn
@@ -70,8 +70,8 @@ class Subject(Protocol):
     def find_processes(self) -> None:
         """Have the driver look for the processes behind clients, if some have no name."""
 
-    def ask(self, session: Session) -> bool:
-        """Have a relay tell of itself, soon; False if it cannot be asked now."""
+    def request_report(self, session: Session) -> bool:
+        """Have a relay report what it knows, soon; False if it cannot be asked now."""
 
     def sum_up(self) -> Snapshot:
         """The figures, but for those that are sums over all connections."""
@@ -120,7 +120,7 @@ class Looks:
         look.steps = self._steps(look)
         self._under_way.append(look)
         if len(self._under_way) == 1:
-            self._subject.outbox.others.append(Work.SNAPSHOTS)
+            self._subject.outbox.others.append(DriverTask.SNAPSHOTS)
 
     def step(self) -> LookStep | Client:
         """Go one step on, and return what comes next. A client: count its bytes first."""
@@ -182,7 +182,7 @@ class Looks:
         for session in list(subject.sessions):
             is_worker = session.peer.startswith(WORKER)
             if session.is_present and (is_worker or now - session.told_at > _FRESH_SECONDS):
-                if subject.ask(session):
+                if subject.request_report(session):
                     (workers if is_worker else relays).append(session)
                 yield LookStep.MORE
         subject.find_processes()
@@ -241,7 +241,7 @@ def as_list(rows: Iterable[str]) -> str:
     return f"[{','.join(rows)}]"
 
 
-def told_fields(told: Told, now: float) -> str:
+def told_fields(told: ClientReport, now: float) -> str:
     """What a client has told, and how long ago, as fields of its row."""
     return f',"told":{_quote(told.text.decode("ascii"))},"told_seconds":{now - told.at:.3f}'
 

@@ -255,7 +255,7 @@ def parse_items(payload: bytes) -> Iterator[tuple[int, Status, bytes]]:
 _STATUSES: Final = {int(status): status for status in Status}
 
 
-class Kept:
+class ResendBuffer:
     """What one side has sent and the other has not taken, to be sent again: batches, or frames."""
 
     __slots__ = ("_sent", "bytes", "number")
@@ -291,7 +291,7 @@ class Kept:
         return [self.number, self.all()]
 
     @classmethod
-    def of(cls, number: int, sent: Sequence[bytes]) -> Kept:
+    def of(cls, number: int, sent: Sequence[bytes]) -> ResendBuffer:
         """What has given this state."""
         kept = cls()
         kept.number = number - len(sent)

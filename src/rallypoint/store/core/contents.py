@@ -1,4 +1,4 @@
-"""What a store holds, for its snapshots: its keys, its barriers, and what keys tell of the job. Pure."""
+"""What a store adds to its snapshots: its keys, its barriers, and what its keys say about the job."""
 
 from __future__ import annotations
 

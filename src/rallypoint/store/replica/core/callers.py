@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client, Clients
-from rallypoint.store.core.looks import Deliver
+from rallypoint.store.core.looks import SnapshotCallback
 from rallypoint.store.core.outbox import Close, Outbox
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.rollcall.identity import Role, is_hello, parse_hello
@@ -43,7 +43,7 @@ class Leading(Protocol):
     def trouble(self) -> Note:
         """What keeps the leader from going on."""
 
-    def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
+    def look_at(self, name: str, question: Question, deliver: SnapshotCallback) -> None:
         """Make a snapshot of a store."""
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rallypoint.errors import LimitError
 from rallypoint.store.core.clients import Client
 from rallypoint.store.core.context import About, Context
-from rallypoint.store.core.looks import Deliver, Looks, LookStep
+from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
 from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
@@ -38,8 +38,7 @@ from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import LOGGED_OPS, Op
 from rallypoint.store.wire.parser import RequestTable
-from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, carried
-from rallypoint.store.wire.requests import Deliver as Deliverer
+from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, Deliver, carried
 from rallypoint.store.wire.sessions import Note
 from rallypoint.store.wire.whole import Scanner
 
@@ -78,7 +77,7 @@ class LeaderCore(ServerCore[Caller]):
         context = Context(limits, turn, about)
         super().__init__(context, _NoSessions())
         self.replica = replica
-        own: dict[Op, Deliverer[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
+        own: dict[Op, Deliver[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
         self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
         self.scanner = Scanner(self.limits, LOGGED_OPS)
         self.looks = self._all_looks = LeaderLooks(self)
@@ -347,7 +346,7 @@ class LeaderCore(ServerCore[Caller]):
         number = self.replica.number_of(client)
         return self._known.get(number) if number is not None else None
 
-    def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
+    def look_at(self, name: str, question: Question, deliver: SnapshotCallback) -> None:
         """Make a snapshot of a store."""
         self._all_looks.start(question, deliver, name)
 
@@ -401,7 +400,7 @@ class LeaderLooks(Looks):
         self._leader = leader
         self._by_name: dict[str, Looks] = {}
 
-    def start(self, question: Question, deliver: Deliver, name: str = "") -> None:
+    def start(self, question: Question, deliver: SnapshotCallback, name: str = "") -> None:
         """As `Looks.start`, of the store of this name."""
         looks = self._by_name.get(name)
         if looks is None:

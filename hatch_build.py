@@ -27,9 +27,9 @@ ROOT = Path(__file__).parent
 SOURCE = ROOT / "src"
 
 COMPILED = {
-    "store/wire": "encoding form handlers parser repeated sessions",
-    "store/engine": "barriers budget calls engine keyspace waiters",
-    "store/core": "clients front members registry sessions slices store tickets",
+    "store/wire": "encoding parser requests sessions whole",
+    "store/engine": "barriers engine keyspace waiters",
+    "store/core": "clients registry server_core sessions slices store tickets",
     "store/relay/core": "children combining long_values ranks relay requests slots upstream",
     "store/relay": "relay worker",
     "store/server/guard": "other_users",

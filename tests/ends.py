@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.front import Front
-from rallypoint.store.core.outbox import Close, Enter, GoOn, Other, Pause, Work
+from rallypoint.store.core.outbox import Close, DriverTask, Enter, GoOn, Other, Pause
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.wire.encoding import VALIDATE
@@ -148,7 +148,7 @@ def read_upstream(data: bytes) -> list[Batch | bytes]:
     return found
 
 
-def serve(core: Front[Any], client: Client, data: bytes) -> bytes:
+def serve(core: ServerCore[Any], client: Client, data: bytes) -> bytes:
     """All replies of a core that has no other client at work; it may stop and go on as often as it likes."""
     replies = client.receive(data)
     while (on := GoOn(client)) in core.outbox.others:
@@ -241,9 +241,9 @@ class End:
 
 
 class Desk:
-    """A server or a relay, and the ends of all its clients: the pump of a Front, without any socket."""
+    """A server or a relay, and the ends of all its clients: the pump of a ServerCore, without any socket."""
 
-    def __init__(self, front: Front[Any]) -> None:
+    def __init__(self, front: ServerCore[Any]) -> None:
         self.front = front
         self.ends: dict[Client, End] = {}
         self.wanted: list[Other] = []
@@ -319,11 +319,11 @@ class Desk:
                 self.ends[other.client].be_refused(
                     ProtocolError(f"there is no store named {other.name!r} here")
                 )
-        elif other is Work.CROWDED or other is Work.ROOM:
-            self._is_crowded = other is Work.CROWDED
-        elif other is Work.LIGHTEN:
+        elif other is DriverTask.CROWDED or other is DriverTask.ROOM:
+            self._is_crowded = other is DriverTask.CROWDED
+        elif other is DriverTask.LIGHTEN:
             self.front.lighten()
-        elif other is Work.REST:
+        elif other is DriverTask.REST:
             if self.front.go_on():
                 self.front.outbox.others.append(other)
         else:

@@ -25,10 +25,10 @@ from zlib import crc32
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.store.core import long_answers, registry, sessions, slices, store
-from rallypoint.store.core.front import Front
+from rallypoint.store.core import registry, sessions, slices, store
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import CoreFault, GoOn, Work
+from rallypoint.store.core.outbox import CoreFault, DriverTask, GoOn
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
@@ -41,11 +41,11 @@ from rallypoint.store.rollcall.roll import stall_text
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import VALIDATE
-from rallypoint.store.wire.form import WholeRequests
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.parser import Forms
-from rallypoint.store.wire.repeated import Repeated
+from rallypoint.store.wire.opcodes import BATCH_OPS
+from rallypoint.store.wire.parser import RequestTable
 from rallypoint.store.wire.sessions import batch
+from rallypoint.store.wire.whole import Repeated, WholeRequests
 
 LIMITS: Final = Limits(
     key_bytes=100,
@@ -79,21 +79,21 @@ Script = list[Step]
 
 def make_small() -> None:
     """Have little done at once and little kept, in this process, and make what all cores share only once."""
-    requests = WholeRequests(LIMITS, registry.IN_BATCHES)
+    requests = WholeRequests(LIMITS, BATCH_OPS)
     remembered = {"REMEMBERED": 2, "REMEMBERED_BYTES": 500, "WORTH_REMEMBERING": 40}
     changes: dict[Any, dict[str, Any]] = {
         # So few bytes hold no more keys than a slice, as with the real numbers.
         parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 120, "_LARGE_REPLY": 60, "REPEATED_BYTES": 44},
-        sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "MOST_UNTAKEN": 300} | remembered,
+        sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "MOST_UNTAKEN": 300, "PIECE_BYTES": 60}
+        | remembered,
         registry: {"WholeRequests": lambda *_: requests},
-        long_answers: {"PIECE_BYTES": 60},
         long_values: remembered,
         slices: {"SLICE": 4},
-        store: {"SLICE": 4, "Forms": _shared_forms()},
+        store: {"SLICE": 4, "RequestTable": _shared_table()},
         engine: {"_BARRIERS_AT_ONCE": 6},
         waiters: {"_AT_ONCE": 4},
         ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
-        relay: {"Forms": _shared_forms()},
+        relay: {"RequestTable": _shared_table()},
         upstream: {"_BATCH_BYTES": 300, "_UNTOLD_BYTES": 100, "_TICKS": 2, "MOST_UNTAKEN": 300},
     }
     for owner, names in changes.items():
@@ -102,20 +102,20 @@ def make_small() -> None:
             setattr(owner, name, value)
 
 
-def _shared_forms() -> Callable[..., Forms[Any]]:
-    """Makes forms that share all but what they have noticed: to make them all takes longer than a script."""
+def _shared_table() -> Callable[..., RequestTable[Any]]:
+    """Makes tables that share all but their repeated data: making each one takes longer than a script."""
     if in_use() == "compiled":
-        return Forms  # a compiled class cannot be filled by hand
-    made: list[Forms[Any]] = []
+        return RequestTable  # a compiled class cannot be filled by hand
+    made: list[RequestTable[Any]] = []
 
-    def make(limits: Limits, deliveries: Any, *, is_prompt: bool = False) -> Forms[Any]:
+    def make(limits: Limits, deliveries: Any, *, is_prompt: bool = False) -> RequestTable[Any]:
         if not made:
-            made.append(Forms(limits, deliveries, is_prompt=is_prompt))
-        forms: Forms[Any] = object.__new__(Forms)
+            made.append(RequestTable(limits, deliveries, is_prompt=is_prompt))
+        table: RequestTable[Any] = object.__new__(RequestTable)
         for name in ("limits", "request_cap", "get_cap", "by_opcode", "hot"):
-            setattr(forms, name, getattr(made[0], name))
-        forms.repeated = Repeated(limits, forms.by_opcode)
-        return forms
+            setattr(table, name, getattr(made[0], name))
+        table.repeated = Repeated(limits, table.by_opcode)
+        return table
 
     return make
 
@@ -123,7 +123,7 @@ def _shared_forms() -> Callable[..., Forms[Any]]:
 class Stage:
     """A front and its clients, as a script moves them."""
 
-    def __init__(self, core: Front[Any], cuts: Random | None) -> None:
+    def __init__(self, core: ServerCore[Any], cuts: Random | None) -> None:
         self._core = core
         self.desk = Desk(core)
         self._cuts = cuts
@@ -155,9 +155,9 @@ class Stage:
             self.move()
         for other in self.desk.take():
             assert not isinstance(other, CoreFault), other
-            if other is Work.SNAPSHOTS:
+            if other is DriverTask.SNAPSHOTS:
                 self._make_snapshots()
-            elif other is Work.PROCESSES:
+            elif other is DriverTask.PROCESSES:
                 core.processes_found()
         if core.outbox.woken or core.outbox.others:
             self.move()
@@ -188,7 +188,7 @@ class Stage:
             if (step := self._core.looks.step()) is LookStep.DONE:
                 return
             if step is LookStep.IDLE:  # it waits for relays, or for time to pass
-                self.desk.wanted.append(Work.SNAPSHOTS)
+                self.desk.wanted.append(DriverTask.SNAPSHOTS)
                 return
         raise AssertionError("a snapshot takes too long")
 
@@ -373,7 +373,7 @@ class OnStore(Stage):
         self._store.empty_outbox()
         for other in self._store.take():
             assert not isinstance(other, CoreFault), other
-            while other is Work.SNAPSHOTS and self._store.front.looks.step() is LookStep.MORE:
+            while other is DriverTask.SNAPSHOTS and self._store.front.looks.step() is LookStep.MORE:
                 pass
         error = self._link.error
         assert error is None or "held_bytes" in error.message, f"the store refused the relay: {error}"

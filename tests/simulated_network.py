@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.front import Front
-from rallypoint.store.core.outbox import Close, GoOn, Other, Work
+from rallypoint.store.core.outbox import Close, DriverTask, GoOn, Other
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.wire.encoding import VALIDATE
@@ -185,9 +185,9 @@ class Place(Protocol):
 
 
 class Node:
-    """A server or a relay, as its clients see it: the pump of a Front."""
+    """A server or a relay, as its clients see it: the pump of a ServerCore."""
 
-    def __init__(self, net: Net, name: str, front: Front[Any]) -> None:
+    def __init__(self, net: Net, name: str, front: ServerCore[Any]) -> None:
         self.net = net
         self.name = name
         self.front = front
@@ -261,9 +261,9 @@ class Node:
             self._close(other.client, other.error, None)
         elif isinstance(other, GoOn) and other.client in self.links:
             self._later(partial(self._go_on, self.links[other.client]))
-        elif other is Work.LIGHTEN:
+        elif other is DriverTask.LIGHTEN:
             self.front.lighten()
-        elif other is Work.REST:
+        elif other is DriverTask.REST:
             self._later(self._go_on_with_rest)
 
     def _later(self, task: Task) -> None:
@@ -337,7 +337,7 @@ class Relay(Node):
         return self.token
 
     def do(self, other: Other) -> None:
-        if other is Work.FLUSH:
+        if other is DriverTask.FLUSH:
             self._be_due()
         else:
             super().do(other)

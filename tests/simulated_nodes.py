@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
-from rallypoint.store.core.outbox import Other, Work
+from rallypoint.store.core.outbox import DriverTask, Other
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.replica.core.leader import LeaderCore
 from rallypoint.store.replica.core.replica import Replica
@@ -72,7 +72,7 @@ class Serving(Node):
         self.process.do(partial(super().drop, link))
 
     def do(self, other: Other) -> None:
-        if other is Work.FLUSH:
+        if other is DriverTask.FLUSH:
             self.process.append()
         else:
             super().do(other)

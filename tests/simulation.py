@@ -30,7 +30,7 @@ import pytest
 from histories import History
 from linearizability import Operation
 from rallypoint.build import in_use
-from rallypoint.store.core import long_answers, sessions, slices
+from rallypoint.store.core import sessions, slices
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.relay.core import upstream
@@ -471,7 +471,7 @@ def _short_pieces() -> Iterator[None]:
             (sessions, "LONG", 256),
             (sessions, "MOST_UNTAKEN", 400),
             (upstream, "MOST_UNTAKEN", 400),
-            (long_answers, "PIECE_BYTES", 100),
+            (sessions, "PIECE_BYTES", 100),
             (slices, "SLICE", 2),
         ):
             stack.enter_context(patch.object(module, name, value))

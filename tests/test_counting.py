@@ -29,12 +29,12 @@ from ends import (
     wait_in_turn,
 )
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.rollcall.clients import whole
 from rallypoint.store.rollcall.snapshot import Operation, Snapshot
-from rallypoint.store.wire import repeated
+from rallypoint.store.wire import whole as whole_requests
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import Op
 from rolls import rank
@@ -89,7 +89,7 @@ def _relays_read_on() -> Iterator[None]:
         yield
 
 
-def counted(front: Front[object]) -> Counter[Op]:  # type: ignore[type-var]
+def counted(front: ServerCore[object]) -> Counter[Op]:  # type: ignore[type-var]
     """What a front says that it was asked, without what it was not."""
     return Counter({op: count for op, count in front.counts().items() if count})
 
@@ -164,7 +164,7 @@ def test_what_all_clients_say_alike_is_counted(make: Callable[[], Desk]) -> None
 
 def test_what_was_known_once_is_counted_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so much data is known at a time; it is forgotten all at once."""
-    monkeypatch.setattr(repeated, "_MOST_ENTRIES", 4)
+    monkeypatch.setattr(whole_requests, "_MOST_ENTRIES", 4)
     desk = Desk(Core())
     (client,) = desk.open()
     for number in range(20):

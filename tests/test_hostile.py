@@ -19,7 +19,7 @@ from ends import BYE, PRESENT, Batch, Desk, batch, read_upstream, relay_on, serv
 from hostile import KINDS, LARGE, STORED, attack_of, requests_of, stored_key
 from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.outbox import Close, GoOn, Work
+from rallypoint.store.core.outbox import Close, DriverTask, GoOn
 from rallypoint.store.core.store import Core
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.store.wire.limits import Limits
@@ -67,7 +67,7 @@ def test_what_a_server_does_at_once_is_little(kind: str) -> None:
                 waiting.append(b"")
     assert most < 12_000, f"{most} calls at once"
     core.close(client)
-    while Work.REST in core.outbox.take_others() or core.engine.is_untidy:
+    while DriverTask.REST in core.outbox.take_others() or core.engine.is_untidy:
         assert count_calls(core.go_on) < 12_000
     core.check_invariants()
 
@@ -194,7 +194,7 @@ def test_a_relay_that_is_lost_in_the_midst_of_a_batch_that_breaks_a_rule_is_no_f
     while core.go_on():
         assert len(core.sessions) == 1
     assert len(core.sessions) == 0
-    assert core.outbox.take_others() == [GoOn(relay), Work.REST]
+    assert core.outbox.take_others() == [GoOn(relay), DriverTask.REST]
     assert [error[1:] for error in core.traffic.errors] == [("relay", "a batch ends within a length")]
 
 
@@ -204,7 +204,7 @@ def test_a_relay_that_is_lost_in_the_midst_of_a_batch_that_breaks_a_rule_is_no_f
 def held_in(client: Client) -> int:
     parser = client._parser
     assert parser is not None
-    kept = len(parser._kept) + sum(map(len, parser._blobs if parser._form is not None else ()))
+    kept = len(parser._kept) + sum(map(len, parser._blobs if parser._spec is not None else ()))
     return kept + len(client.told.text)
 
 

@@ -14,9 +14,9 @@ from hypothesis import settings
 
 from ends import Desk, End, Played, arrive, blob
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.front import Front
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.outbox import CoreFault, Other
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.relay import RelayCore
@@ -51,14 +51,14 @@ def hello(who: Identity) -> bytes:
     return request(Op.DELETE_KEY, b"/" + hello_key(who).encode())
 
 
-def finish(front: Front[Any]) -> None:
+def finish(front: ServerCore[Any]) -> None:
     """Go on with all looks until they are there; time passes while they wait."""
     while (step := go_on(front)) is not LookStep.DONE:
         if step is LookStep.IDLE:
             front.turn.now += 0.01
 
 
-def go_on(front: Front[Any]) -> object:
+def go_on(front: ServerCore[Any]) -> object:
     """One step of a look. No process is found behind any client."""
     step = front.looks.step()
     if front.is_finding:
@@ -67,7 +67,7 @@ def go_on(front: Front[Any]) -> object:
     return step
 
 
-def seen_by(front: Front[Any], question: Question | None = None) -> Snapshot:
+def seen_by(front: ServerCore[Any], question: Question | None = None) -> Snapshot:
     """A snapshot, made at once."""
     found: list[bytes] = []
     front.looks.start(question or Question(), found.append)

@@ -22,7 +22,7 @@ from rallypoint.errors import NotOursError
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Work
+from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.store.rollcall.question import Question
@@ -200,17 +200,17 @@ def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
     core.turn.now += 1.0
     while core.looks.step() is not LookStep.DONE:
         pass
-    assert core.outbox.others == [Work.SNAPSHOTS, Work.PROCESSES]
+    assert core.outbox.others == [DriverTask.SNAPSHOTS, DriverTask.PROCESSES]
 
 
 def test_it_is_said_once_that_there_is_work() -> None:
     core = Core()
     for _ in range(3):
         core.looks.start(Question(), lambda _: None)
-    assert core.outbox.take_others() == [Work.SNAPSHOTS]
+    assert core.outbox.take_others() == [DriverTask.SNAPSHOTS]
     finish(core)
     core.looks.start(Question(), lambda _: None)
-    assert core.outbox.take_others() == [Work.SNAPSHOTS]
+    assert core.outbox.take_others() == [DriverTask.SNAPSHOTS]
 
 
 # Beside clients

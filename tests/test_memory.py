@@ -16,10 +16,10 @@ import pytest
 
 from ends import Desk, relay_on
 from processes import BACKENDS, Server, end, serving
-from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
-from rallypoint.store.engine.budget import Budget
+from rallypoint.store.engine.keyspace import Budget
 from rallypoint.store.machine.memory import memory_bytes
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.server.loops import loop as loops
@@ -213,7 +213,7 @@ def test_values_that_are_replaced_while_they_are_sent_are_charged() -> None:
         reader.receive(VALIDATE + request(Op.GET, b"/k"))
     core.end_second()
     assert core.held == 8 * MIB, "the last one is still stored"
-    assert Work.LIGHTEN in core.outbox.others
+    assert DriverTask.LIGHTEN in core.outbox.others
     core.lighten()
     (closing,) = [each for each in core.outbox.take_others() if isinstance(each, Close)]
     assert closing.client in readers[:4]

@@ -18,8 +18,8 @@ from ends import Desk, End, Played, arrive
 from processes import end, relaying, serving
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.core.about import About
-from rallypoint.store.core.outbox import Close, CoreFault, Enter, GoOn, Pause, Work
+from rallypoint.store.core.context import About
+from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Pause
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.events import (
     BarrierComplete,
@@ -65,7 +65,7 @@ class Observed:
         events = [
             each
             for each in self.desk.take()
-            if not isinstance(each, Work | CoreFault | Close | Enter | GoOn | Pause)
+            if not isinstance(each, DriverTask | CoreFault | Close | Enter | GoOn | Pause)
         ]
         return [event for event in events if not kinds or isinstance(event, kinds)]
 

@@ -20,11 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.store.core import tickets
+from rallypoint.store.relay.core import children
 from rallypoint.store.wire import parser
-from rallypoint.store.wire.handlers import SERVED, TELLS, Deliver, RequestHandler
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.parser import Forms, RequestParser
+from rallypoint.store.wire.opcodes import BATCH_OPS, CLIENT_OPS, OPERATIONS, SESSION_OPS, Op
+from rallypoint.store.wire.parser import RequestParser, RequestTable
+from rallypoint.store.wire.requests import (
+    CLIENT_METHODS,
+    EXTENSION_METHODS,
+    SESSION_METHODS,
+    Deliver,
+    RequestHandler,
+)
 
 pytestmark = pytest.mark.windows
 
@@ -33,9 +41,19 @@ VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
-ALL: dict[Op, Deliver[Any]] = {**SERVED, **TELLS}
+ALL: dict[Op, Deliver[Any]] = {**CLIENT_METHODS, Op.TELL: EXTENSION_METHODS[Op.TELL]}
 
 Call = tuple[object, ...]
+
+
+def test_every_operation_is_in_the_table_and_has_its_method() -> None:
+    assert OPERATIONS.keys() == set(Op)
+    assert CLIENT_METHODS.keys() == CLIENT_OPS
+    assert SESSION_METHODS.keys() == SESSION_OPS
+    extensions = {op for op, row in OPERATIONS.items() if not row.traits} - {Op.VALIDATE}
+    assert EXTENSION_METHODS.keys() == extensions
+    for own in (tickets._METHODS, children._OWN):
+        assert {*CLIENT_OPS, *own} >= BATCH_OPS >= own.keys()
 
 
 class Recorder:
@@ -77,7 +95,9 @@ class Bench:
 
     def __init__(self, limits: Limits | None = None, *, validated: bool = True) -> None:
         self.recorder = Recorder()
-        self.parser = RequestParser(cast(RequestHandler, self.recorder), Forms(limits or Limits(), ALL))
+        self.parser = RequestParser(
+            cast(RequestHandler, self.recorder), RequestTable(limits or Limits(), ALL)
+        )
         if validated:
             self.parser.feed(VALIDATE)
             self.recorder.calls.clear()
@@ -536,11 +556,11 @@ class Crowd:
     """Parsers on handlers of their own that share their forms, as the connections of one server do."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.forms: Forms[RequestHandler] = Forms(limits or Limits(), ALL)
+        self.table: RequestTable[RequestHandler] = RequestTable(limits or Limits(), ALL)
 
     def join(self, handler: Recorder | None = None) -> tuple[Recorder, Callable[[bytes], bytes]]:
         handler = handler or Recorder()
-        feed = RequestParser(cast(RequestHandler, handler), self.forms).feed
+        feed = RequestParser(cast(RequestHandler, handler), self.table).feed
         feed(VALIDATE)
         handler.calls.clear()
         return handler, feed
@@ -614,11 +634,11 @@ def test_what_is_known_is_bounded_and_found_again() -> None:
             feed(sent.wire)
             assert recorder.calls[-1] == sent.call
     assert len(recorder.calls) == 3000
-    assert 0 < len(crowd.forms.repeated.calls) <= 64
-    known = sum(map(len, crowd.forms.repeated.calls))
+    assert 0 < len(crowd.table.repeated.calls) <= 64
+    known = sum(map(len, crowd.table.repeated.calls))
     for _ in range(3):
         feed(plain(1, "SET", b"key", b"v" * 300).wire)
-    assert sum(map(len, crowd.forms.repeated.calls)) == known, "only short data is kept"
+    assert sum(map(len, crowd.table.repeated.calls)) == known, "only short data is kept"
 
 
 def test_the_keys_of_known_data_are_one_object() -> None:

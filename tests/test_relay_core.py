@@ -31,7 +31,7 @@ from ends import (
     welcome,
 )
 from rallypoint.errors import LimitError, ProtocolError, SessionLostError
-from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.upstream import BEAT, BYE
@@ -345,14 +345,14 @@ def test_clients_are_held_back_while_too_much_is_under_way() -> None:
     relay = ByHand(Limits(relayed_bytes=10_000))
     (rank,) = relay.desk.open()
     rank.send(set_(b"k", b"v" * 4_000) * 2)
-    assert relay.desk.take() == [Work.FLUSH]
+    assert relay.desk.take() == [DriverTask.FLUSH]
     rank.send(set_(b"k", b"v" * 4_000))
-    assert relay.desk.take() == [Work.HOLD]
+    assert relay.desk.take() == [DriverTask.HOLD]
     relay.asked()
     relay.answer((0, DONE, b""))
     assert relay.desk.take() == []
     relay.answer((1, DONE, b""))
-    assert relay.desk.take() == [Work.READ_ON]
+    assert relay.desk.take() == [DriverTask.READ_ON]
 
 
 # Queues

@@ -18,12 +18,11 @@ from ends import batch, session, u64
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core import sessions
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.durations import Durations
-from rallypoint.store.core.front import Front
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Close, CoreFault, GoOn, Work
+from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, GoOn
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.store import Core
-from rallypoint.store.core.turn import Turn
+from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
@@ -46,7 +45,7 @@ class Input:
 class Replay:
     """Drives a core by a record, and writes down all that comes out of it."""
 
-    def __init__(self, front: Front[Any]) -> None:
+    def __init__(self, front: ServerCore[Any]) -> None:
         self._front = front
         self._clients: dict[int, Client] = {}
         self._left: list[Client] = []  # those that have requests left
@@ -131,7 +130,7 @@ class Replay:
                 if isinstance(other, GoOn):
                     self._left.append(other.client)
                     self.outputs.append((other.client.id, "left"))
-                elif other is Work.LIGHTEN:
+                elif other is DriverTask.LIGHTEN:
                     self._front.lighten()
                 elif not isinstance(other, Close):
                     self.outputs.append(other)

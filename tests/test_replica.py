@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ends import BEAT, SIGN_OF_LIFE, batch, note, session
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.about import About
+from rallypoint.store.core.context import About
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Close, GoOn, Work
+from rallypoint.store.core.outbox import Close, DriverTask, GoOn
 from rallypoint.store.core.store import Core
 from rallypoint.store.replica.core import callers
 from rallypoint.store.replica.core import replica as replica_module
@@ -140,7 +140,7 @@ class Leader:
             for other in outbox.take_others():
                 if isinstance(other, Close) and other.client.id not in self.closed:
                     self._refuse(other.client, other.error.message)
-                assert isinstance(other, Close | GoOn | Work), other
+                assert isinstance(other, Close | GoOn | DriverTask), other
 
 
 actions = st.lists(

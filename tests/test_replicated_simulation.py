@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from memory_log import MemoryLog, _Record
-from rallypoint.store.core.outbox import Work
+from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.replica.core.callers import Caller
 from rallypoint.store.replica.core.leader import LeaderCore
 from rallypoint.store.replica.core.replica import Replica
@@ -56,7 +56,7 @@ def test_replies_that_leave_before_the_commit_are_caught(monkeypatch: pytest.Mon
     def only_go_on(self: LeaderCore) -> None:
         self._in_flight = []
         if self._entries:
-            self.outbox.others.append(Work.FLUSH)
+            self.outbox.others.append(DriverTask.FLUSH)
 
     monkeypatch.setattr(LeaderCore, "next_record", carry_out_at_once)
     monkeypatch.setattr(LeaderCore, "committed", only_go_on)

@@ -19,8 +19,7 @@ from linearizability import (
     whole_store,
 )
 from rallypoint.store.core import sessions
-from rallypoint.store.core.long_answers import LongAnswers
-from rallypoint.store.core.sessions import Bearer, Session
+from rallypoint.store.core.sessions import LongAnswers, Session, SessionConnection
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
@@ -134,7 +133,7 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
             last[session.token].append((blobs[0], unpack_i64(tail)[0]))
         return carry(self, session, tag, op, blobs, tail)
 
-    def repeat_adds(self: Session, connection: Bearer, taken: int) -> None:
+    def repeat_adds(self: Session, connection: SessionConnection, taken: int) -> None:
         attach(self, connection, taken)
         if isinstance(self._carrier, StoreCarrier):
             for key, amount in last.pop(self.token, []):

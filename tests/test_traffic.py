@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store.core.durations import Durations
 from rallypoint.store.core.traffic import MARK_SECONDS, Traffic
-from rallypoint.store.core.turn import Turn
+from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.server.loops.legacy import LegacyLoop
 from rallypoint.store.server.loops.libuv import LibuvLoop
 from rallypoint.store.server.loops.loop import Loop

@@ -31,8 +31,8 @@ from rallypoint.store.access import USERS_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.engine import Engine
 from rallypoint.store.server.guard.other_users import access_of_environment
-from rallypoint.store.wire.form import WholeRequests
 from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.whole import WholeRequests
 
 _NAME: Final = b"rallypoint file store "
 _FORMAT: Final = _NAME + b"1 "

@@ -205,15 +205,15 @@ def _broken_limit(sent: bytes) -> str:
     """
     # Late: only an error needs the server's half of the protocol.
     from rallypoint.store.server.process.startup import limits_of_environment
-    from rallypoint.store.wire.handlers import SERVED
     from rallypoint.store.wire.limits import Limits
-    from rallypoint.store.wire.parser import Forms, RequestParser
+    from rallypoint.store.wire.parser import RequestParser, RequestTable
+    from rallypoint.store.wire.requests import CLIENT_METHODS
 
     try:
         limits = limits_of_environment()
     except UsageError:
         limits = Limits()
-    parser = RequestParser(_Nobody(), Forms(limits, dict.fromkeys(SERVED, lambda *_: b"")))
+    parser = RequestParser(_Nobody(), RequestTable(limits, dict.fromkeys(CLIENT_METHODS, lambda *_: b"")))
     try:
         parser.feed(VALIDATE + sent)
     except LimitError as error:

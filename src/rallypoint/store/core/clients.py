@@ -1,4 +1,4 @@
-"""The connections of a server or a relay: who is here, who is late, who has gone. Pure."""
+"""The connections of a server or a relay: who is here, who is late, who has gone, and who owns the server."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import Enter, GoOn
+from rallypoint.store.core.outbox import DriverTask, Enter, GoOn, Other
 from rallypoint.store.core.registry import Sessions
-from rallypoint.store.core.sessions import Bearer, Session
+from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.slices import Slices
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, is_hello, parse_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, pack_i64
-from rallypoint.store.wire.handlers import Deliver
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import READY, SHAPES, Op
-from rallypoint.store.wire.parser import Forms, RequestParser
+from rallypoint.store.wire.opcodes import OPERATIONS, READY, Op
+from rallypoint.store.wire.parser import RequestParser, RequestTable
+from rallypoint.store.wire.requests import carried
 from rallypoint.store.wire.sessions import ANNOUNCED
 
 _GONE_KEPT: Final = 16_384
@@ -32,46 +33,52 @@ _NO_HANDSHAKE: Final = "no VALIDATE"
 _NOBODY: Final = to_text(NOBODY, sparse=True)
 
 
-class Told(NamedTuple):
-    """What a client has said of itself, for those who look."""
+class ClientReport(NamedTuple):
+    """What a client last reported of its activity, for those who LOOK."""
 
     text: bytes
-    """ASCII; nothing: it has said nothing."""
+    """ASCII; empty if it has reported nothing."""
     at: float
 
 
-_NOTHING_TOLD: Final = Told(b"", 0.0)
-"""Most clients tell nothing, and share this."""
+_NO_REPORT: Final = ClientReport(b"", 0.0)
+"""Most clients report nothing, and share this."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Client(Bearer, ABC):
-    """One connection."""
+class Client(ABC):
+    """One connection: its requests, the one under way, and what the server holds for it."""
 
     __slots__ = (
-        *("_clients", "_looker", "_parser", "_sessions", "_unread", "_unserved", "receive", "received"),
-        *("sent", "told", "tries", "who", "why"),
+        *("_clients", "_look_only", "_parser", "_sessions", "_slices", "_unread", "_unserved", "id", "peer"),
+        *("receive", "received", "sent", "session", "since", "told", "tries", "who", "why"),
     )
 
     receive: Callable[[bytes], bytes]
     """Takes the bytes that the client sent, and returns the bytes to send it, in one write.
 
-    Raises ProtocolError when the connection is to be closed. Either way, the outbox is to be emptied next.
+    Raises ProtocolError if the connection must be closed. Either way, empty the outbox next.
     """
 
     def __init__(self, clients: Clients[Any], sessions: Sessions, peer: str) -> None:
-        super().__init__(peer)
         self._clients = clients
         self._sessions = sessions
         self._parser: RequestParser[Any] | None = None
-        self._looker: Looker | None = None
+        self._look_only: LookOnlyHandler | None = None
+        self._slices: Slices | None = None
+        self.peer = peer
+        """Its name in messages."""
+        self.id = 0
+        """Counts connections, from 1."""
+        self.since = 0.0
+        self.session: Session | None = None
         self._unread = 0  # bytes of replies that the client has not taken
         self._unserved = 0  # bytes of requests that are not complete, or not carried out
         self.received = 0
-        """Bytes that came from it and went to it, as the driver has counted them last."""
+        """Bytes received from it, and sent to it below, as the driver counted them last."""
         self.sent = 0
         self.who = NOBODY
-        self.told = _NOTHING_TOLD
+        self.told = _NO_REPORT
         self.tries = 0
         """How often the system was asked which process it is."""
         self.why = ""
@@ -86,49 +93,71 @@ class Client(Bearer, ABC):
         self._parser = parser
         self.receive = parser.feed
 
-    def only_look(self) -> None:
-        """From now on it may ask who is here, and nothing else."""
-        looker = Looker(self, self._clients.limits)
-        self._parser, self._looker = None, looker
-        self.receive = looker.receive
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a request is under way: call `go_on`."""
+        return self._slices is not None
+
+    def begin(self, slices: Slices) -> bytes | None:
+        """Carry out the first slice of a request; returns what `go_on` does."""
+        self._slices = slices
+        return self.go_on()
+
+    def go_on(self) -> bytes | None:
+        """Carry out the next slice: the reply after the last one; before that, a piece of it or None."""
+        slices, self._slices = self._slices, None
+        assert slices is not None, "there is a request under way"
+        try:
+            piece = next(slices)
+        except StopIteration as end:
+            reply: bytes = end.value
+            return reply
+        self._slices = slices
+        return piece
+
+    def restrict_to_look(self) -> None:
+        """Allow it to ask who is here, and nothing else, from now on."""
+        handler = LookOnlyHandler(self, self._clients.limits)
+        self._parser, self._look_only = None, handler
+        self.receive = handler.receive
 
     @property
-    def only_looks(self) -> bool:
+    def is_look_only(self) -> bool:
         """Whether it may ask who is here, and nothing else."""
-        return self._looker is not None
+        return self._look_only is not None
 
     def enter(self, name: bytes) -> bytes | None:
-        """It says which of several stores it means; the one without a name is this one, if it has none."""
+        """The client says which of several stores it means."""
         if not name and not self._clients.have_named:
-            return b""
+            return b""  # the store without a name, which this is
         self._clients.enter(self, name)
-        return None  # what comes behind it is not for this store
+        return None  # the requests after it are for the other store
 
     def look(self, _: bytes, /) -> bytes | None:
-        """It asks what is known here; the answer is a notice."""
+        """The client asks what is known here; the answer is a notice."""
         raise ProtocolError("there is nothing to look at here")
 
     def read_no_more(self) -> None:
-        """The parser refers back to the connection: without this, only a collection would free them."""
-        self._parser = self._looker = self._slices = None
+        """Drop the parser, which refers back to the client: else only the garbage collector frees both."""
+        self._parser = self._look_only = self._slices = None
         self.receive = _receive_nothing
         self._unread = self._unserved = 0
-        self.told = _NOTHING_TOLD
+        self.told = _NO_REPORT
 
     @property
     def rest(self) -> bytes:
-        """What it has sent, and is not carried out."""
-        reader = self._parser or self._looker
+        """The bytes that it has sent and that are not carried out."""
+        reader = self._parser or self._look_only
         return reader.rest if reader is not None else b""
 
     @property
     def has_rest(self) -> bool:
-        """Whether requests were put off: `receive` is to be called again, be it with nothing."""
+        """Whether requests were postponed: call `receive` again, even with no bytes."""
         return self._parser is not None and self._parser.has_rest
 
     @property
     def is_within_request(self) -> bool:
-        """Whether a part of a request has come, and the rest has not."""
+        """Whether only a part of a request has arrived."""
         return self._parser is not None and not self._parser.is_between_requests
 
     @property
@@ -138,35 +167,36 @@ class Client(Bearer, ABC):
 
     @property
     def is_owed(self) -> bool:
-        """Whether it has asked something that will be answered soon."""
+        """Whether a reply is still to come that does not depend on other clients."""
         return False
 
     @abstractmethod
     def take_notice(self) -> bytes:
-        """The bytes to send it now that it stands in the outbox. There may be none."""
+        """The bytes to send it now, because it is in the outbox's `woken`. There may be none."""
 
     @property
     def notice_bytes(self) -> int:
-        """What `take_notice` has left, as it was very much: call it again when the client has read that."""
+        """How many bytes `take_notice` has left: call it again when the client has read the first ones."""
         return 0
 
     def validate(self) -> None:
-        """The parser calls this when the client has shaken hands."""
+        """The parser calls this after the handshake."""
         self._clients.complete_handshake(self)
 
     def greet(self, hello: bytes) -> None:
-        """The client says who it is, by a key that is a hello."""
+        """The client says who it is, with a hello as the key of a DELETE_KEY."""
         who = parse_hello(hello)
         if who is not None and self in self._clients:  # a relay keeps the hellos of its clients to itself
             self._clients.name(self, who)
 
     def tell(self, text: bytes) -> bytes:
-        """The client says what is to be told of it. That stands until it says something else, or leaves."""
+        """The client reports its activity. The report is kept until its next one, or until it leaves."""
         self._clients.count_held(len(text) - len(self.told.text))
-        self.told = Told(text, self._clients.now) if text else _NOTHING_TOLD
+        self.told = ClientReport(text, self._clients.now) if text else _NO_REPORT
         return b""
 
     def has_session(self) -> None:
+        """It carries a session from now on."""
         self._clients.name(self, replace(self.who, role=Role.AGENT))
 
     def hold(self, count: int, is_cut: bool) -> None:
@@ -176,7 +206,7 @@ class Client(Bearer, ABC):
         self._unserved = count
 
     def leave_unread(self, count: int) -> None:
-        """The driver calls this when that many bytes wait to be sent, as the client does not read."""
+        """The driver calls this when that many bytes cannot be sent yet, as the client does not read."""
         self._clients.count_held(count - self._unread)
         self._unread = count
 
@@ -221,14 +251,14 @@ def _receive_nothing(_: bytes) -> bytes:
     raise ProtocolError("the connection has been closed")
 
 
-class Looker:
-    """Takes the requests of a client that has a token, and may only ask who is here. They are not counted."""
+class LookOnlyHandler:
+    """Serves a client whose token only lets it ask who is here. Its requests are not counted."""
 
     is_unfinished = False
 
     def __init__(self, client: Client, limits: Limits) -> None:
         self._client = client
-        self._parser = RequestParser(self, Forms(limits, _DELIVERIES))
+        self._parser = RequestParser(self, RequestTable(limits, _LOOK_ONLY_METHODS))
         self.receive = self._parser.feed
         self.validate = client.validate
         self.hold = client.hold
@@ -245,7 +275,7 @@ class Looker:
         return b""  # nothing that it may ask takes longer
 
     def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes | None:
-        """Answer what it may ask."""
+        """Answer what it may ask; AccessError for all else."""
         if op is Op.PING:
             return tail
         if op is Op.LOOK:
@@ -268,12 +298,7 @@ def _refusal(op: Op) -> AccessError:
     return AccessError(f"{op.name} with a token that may only look")
 
 
-def _to_carry(op: Op) -> Deliver[Looker]:
-    return lambda looker, blobs, tail: looker.carry(op, blobs, tail)
-
-
-_DELIVERIES: Final[dict[Op, Deliver[Looker]]] = {op: _to_carry(op) for op in SHAPES if op is not Op.VALIDATE}
-
+_LOOK_ONLY_METHODS: Final = carried(op for op in OPERATIONS if op is not Op.VALIDATE)
 
 ClientT = TypeVar("ClientT", bound=Client)
 
@@ -302,17 +327,17 @@ class Clients(Generic[ClientT]):
         self._deadlines: dict[Any, tuple[float, str]] = {}
         self.gone: deque[Departed] = deque(maxlen=_GONE_KEPT)
         self.elsewhere = 0
-        """How many connections other processes of the same server have."""
+        """How many connections the other processes of this server have."""
         self.names: tuple[str, ...] | None = None
-        """Those of the stores that they may name, if the driver tells."""
+        """The names of the stores that clients may ENTER, if the driver provides them."""
         self.have_named = False
-        """Whether they have named this store, one of several, to get here."""
+        """Whether clients get here by ENTER, with the name of this store."""
         self.opened = 0
         """Connections so far."""
         self.arrivals = 0
-        """Clients so far that have shaken hands and are no tools."""
+        """How many clients have shaken hands so far, without tools."""
         self.received_before = 0
-        """Bytes and requests of connections that are gone."""
+        """Bytes received, and below bytes sent and requests, of connections that are gone."""
         self.sent_before = 0
         self.operations_before = 0
 
@@ -334,7 +359,7 @@ class Clients(Generic[ClientT]):
         return self._context.turn.now
 
     def check_room(self) -> None:
-        """LimitError if one more is one too many."""
+        """Raises LimitError if there is no room for one more."""
         limit = self._context.limits.connections
         if len(self._by_id) + self.elsewhere >= limit:
             raise LimitError(f"one more connection than {limit:,}, the limit connections")
@@ -353,7 +378,7 @@ class Clients(Generic[ClientT]):
         self._context.journal.connected(client, client.peer)
 
     def expect_rest(self, client: Client, is_cut: bool) -> None:
-        """A client has sent a part of a request; or the rest of it has come."""
+        """A client has sent a part of a request (`is_cut`), or the rest of it."""
         self._deadlines.pop(client, None)
         if is_cut:
             self._set_deadline(client, "no more of a request that is not complete")
@@ -366,23 +391,23 @@ class Clients(Generic[ClientT]):
         self._context.journal.named(client, who)
 
     def count_held(self, count: int) -> None:
-        """More bytes are held for a client, or less."""
+        """So many more bytes are held for a client, or fewer if negative."""
         self._context.budget.held += count
         if count > 0:
             self._context.check_budget()
 
     def count_waits(self) -> None:
-        """The engine may hold more for clients than before."""
+        """The engine may hold more for clients than before: check the budget."""
         self._context.check_budget()
 
     def enter(self, client: Client, name: bytes) -> None:
-        """A client means another store."""
+        """Hand a client on to another store."""
         if client.who.role is not Role.TOOL:
             self.arrivals -= 1  # it arrives there
         self._context.outbox.others.append(Enter(client, name))
 
     def postpone(self, client: Client) -> None:
-        """A client has asked for more than what is done at once."""
+        """A client has asked for more than is done at once: continue in another turn."""
         self._context.outbox.others.append(GoOn(client))
 
     def end(self, client: ClientT) -> None:
@@ -404,12 +429,12 @@ class Clients(Generic[ClientT]):
             self._context.journal.left(client, client.why)
 
     def state(self) -> State:
-        """Who is here, as plain data, and how many there were."""
+        """The clients, as plain data, and how many there have been."""
         rows = [[each.id, each.peer, each.since, to_text(each.who, sparse=True)] for each in self]
         return [rows, self.opened, self.arrivals]
 
     def take_state(self, state: State, make: Callable[[str], ClientT]) -> None:
-        """Have the clients that have given this state, all of which have shaken hands."""
+        """Restore the clients of a `state`; all of them have shaken hands."""
         rows, opened, arrivals = state
         for number, peer, since, who in rows:
             client = self._by_id[number] = make(peer)
@@ -422,7 +447,7 @@ class Clients(Generic[ClientT]):
         return self._by_id[number]
 
     def overdue(self) -> list[tuple[ClientT, str]]:
-        """The clients that are to be closed by now, and why."""
+        """The clients to close now, and why."""
         late = []
         for client, (deadline, what) in self._deadlines.items():
             if deadline > self._context.turn.now:
@@ -445,3 +470,34 @@ class Clients(Generic[ClientT]):
         assert all(client in self for client in self._deadlines)
         deadlines = [deadline for deadline, _ in self._deadlines.values()]
         assert deadlines == sorted(deadlines)
+
+
+class Owners:
+    """The clients with which a server ends, by the numbers of their connections.
+
+    A client becomes an owner by deleting a key that only the process that started the server knows. This
+    is how a client that cannot be watched otherwise (torch's, in C++) ties the server to its own life.
+    """
+
+    __slots__ = ("_here", "_others", "is_abandoned", "key")
+
+    def __init__(self, key: bytes | None, others: list[Other]) -> None:
+        """`others` is the outbox's list, which gets ABANDONED when the last owner has left."""
+        self.key = key
+        self.is_abandoned = False
+        self._here: set[int] = set()
+        self._others = others
+
+    def add(self, client: int) -> bool:
+        """Make a client an owner; False if the server has been abandoned and is about to end."""
+        if self.is_abandoned:
+            return False
+        self._here.add(client)
+        return True
+
+    def remove(self, client: int) -> None:
+        if client in self._here:
+            self._here.remove(client)
+            if not self._here:
+                self.is_abandoned = True
+                self._others.append(DriverTask.ABANDONED)

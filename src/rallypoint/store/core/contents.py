@@ -1,4 +1,4 @@
-"""What a store holds, for its snapshots: its keys, its barriers, and what keys tell of the job. Pure."""
+"""What a store adds to its snapshots: its keys, its barriers, and what its keys say about the job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final
 from rallypoint.codec import to_text
 from rallypoint.store.core.clients import Clients
 from rallypoint.store.core.looks import Fields, as_list, barrier_row, key_row
-from rallypoint.store.core.members import Member
 from rallypoint.store.core.registry import Sessions
+from rallypoint.store.core.tickets import Member
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.engine import Engine
 from rallypoint.store.rollcall.identity import WORKER

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rallypoint.store.core.about import About
-from rallypoint.store.core.journal import Journal, Numbered
+from rallypoint.store.core.context import About, Journal, Numbered
 from rallypoint.store.core.outbox import Outbox
-from rallypoint.store.core.peer_limit import PeerLimit
+from rallypoint.store.core.traffic import PeerLimit
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.rollcall.events import (
     MIN_WAIT,
@@ -116,8 +115,8 @@ class EventJournal(Journal):
 
     # Once a second
 
-    def look(self, plan: bytes | bytearray | None, stall: bytes | bytearray | None) -> None:
-        """Tell of waits that have become long, of errors left out, and of what a launcher says anew."""
+    def end_second(self, plan: bytes | bytearray | None, stall: bytes | bytearray | None) -> None:
+        """Report waits that have become long, errors left out, and what a launcher has changed."""
         now, wall = self._turn.now, self._turn.wall
         self._tell_left_out(now)
         for client, wait in self._waits.items():

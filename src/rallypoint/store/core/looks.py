@@ -1,8 +1,8 @@
-"""What a server or relay knows, put together a slice at a time, so that nobody waits for it. Pure.
+"""Snapshots of what a server or relay knows, made a slice at a time, so that no client waits for them.
 
-A snapshot of 16,000 clients takes a tenth of a second. So it is made by a generator, which the driver lets go
-on for a moment in each turn of the loop, and which writes JSON as it goes. What changes meanwhile may be in
-it or not; each row is right by itself.
+A snapshot of 16,000 clients takes a tenth of a second. So it is made by a generator, which writes JSON as it
+goes, and which the driver runs for a moment in each turn of the loop. A change meanwhile may be in it or not;
+each row is right by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from json.encoder import encode_basestring_ascii as _quote
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.codec import to_json, to_text
-from rallypoint.store.core.clients import Client, Clients, Departed, Told
-from rallypoint.store.core.outbox import CoreFault, Outbox, Work
+from rallypoint.store.core.clients import Client, ClientReport, Clients, Departed
+from rallypoint.store.core.outbox import CoreFault, DriverTask, Outbox
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.turn import Turn
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Snapshot
 
 _PATIENCE_SECONDS: Final = 1.0
-"""How long relays have to tell of themselves, and the system to name the processes behind connections."""
+"""How long to wait for relays' reports, and for the system to name the processes behind connections."""
 _FRESH_SECONDS: Final = 0.5
 _AT_ONCE: Final = 4
-"""How many are made at a time. The others wait for their turn, and take no room until then."""
+"""How many snapshots are made at a time. The others wait, and take no memory until then."""
 
 _QUOTED_AT_ONCE: Final = 1 << 16
 _TOLD_BYTES: Final = 4 << 20
-"""What clients tell may take so much of a snapshot, as JSON: the report of a relay has a limit."""
+"""How much of a snapshot clients' reports may take, as JSON: the report of a relay has a limit."""
 
-Deliver = Callable[[bytes], None]
-"""Takes a snapshot as JSON; nothing if it could not be made."""
+SnapshotCallback = Callable[[bytes], None]
+"""Takes a snapshot as JSON; empty if it could not be made."""
 
 
 class LookStep(Enum):
-    """What `Looks.step` has come to, unless it is a client whose bytes are to be counted."""
+    """What the driver does after `Looks.step`, unless that returns a client, whose bytes it has to count."""
 
     MORE = "go on"
     IDLE = "go on after a moment: there is nothing to do but to wait"
@@ -50,7 +50,7 @@ class LookStep(Enum):
 
 
 Fields = Iterable[tuple[str, str] | None]
-"""Names of a snapshot's fields and what they hold, as JSON; None wherever another may go on."""
+"""Names of a snapshot's fields and their JSON; None between slices."""
 
 
 class Subject(Protocol):
@@ -68,16 +68,16 @@ class Subject(Protocol):
     """Whether the driver is looking for the processes behind clients."""
 
     def find_processes(self) -> None:
-        """Have the driver look for the processes behind clients, if some have no name."""
+        """Have the driver find the processes behind clients, if some have no name."""
 
-    def ask(self, session: Session) -> bool:
-        """Have a relay tell of itself, soon; False if it cannot be asked now."""
+    def request_report(self, session: Session) -> bool:
+        """Have a relay report what it knows, soon; False if it cannot be asked now."""
 
     def sum_up(self) -> Snapshot:
         """The figures, but for those that are sums over all connections."""
 
     def describe(self, question: Question) -> Fields:
-        """The fields that a server has and a relay has not, or the other way round."""
+        """The fields that only this kind of server has."""
 
     def waits_of(self, client: Any) -> Sequence[Pending]:
         """What a client waits for."""
@@ -91,7 +91,7 @@ class _Look:
     """A snapshot that is being made, and the callers that get it."""
 
     question: Question
-    delivers: list[Deliver]
+    delivers: list[SnapshotCallback]
     is_open: bool = True
     """Whether nothing has been put together yet."""
     steps: Iterator[LookStep | Client] = field(default_factory=lambda: iter(()))
@@ -107,7 +107,7 @@ class Looks:
         self._under_way: list[_Look] = []
         self._idle = 0  # steps in a row that had nothing to do but to wait
 
-    def start(self, question: Question, deliver: Deliver) -> None:
+    def start(self, question: Question, deliver: SnapshotCallback) -> None:
         """Make a snapshot; `deliver` is called when it is there, never before this returns.
 
         Callers that ask the same before it is begun share it: thousands may time out together, and all ask.
@@ -120,10 +120,10 @@ class Looks:
         look.steps = self._steps(look)
         self._under_way.append(look)
         if len(self._under_way) == 1:
-            self._subject.outbox.others.append(Work.SNAPSHOTS)
+            self._subject.outbox.others.append(DriverTask.SNAPSHOTS)
 
     def step(self) -> LookStep | Client:
-        """Go one step on, and return what comes next. A client: count its bytes first."""
+        """Do one step, and return what comes next. If that is a client, count its bytes first."""
         if not self._under_way:
             return LookStep.DONE
         look = self._under_way.pop(0)
@@ -142,7 +142,7 @@ class Looks:
         return LookStep.IDLE
 
     def _next(self, look: _Look) -> LookStep | Client:
-        """After a fault of ours, the callers get an empty snapshot; all other looks go on."""
+        """After a bug of ours, the callers get an empty snapshot; all other looks go on."""
         try:
             return next(look.steps, LookStep.DONE)
         except Exception as error:
@@ -151,7 +151,7 @@ class Looks:
             return LookStep.DONE
 
     def _deliver(self, look: _Look, snapshot: bytes) -> None:
-        """Deliver to each caller once, also if delivering to another one fails."""
+        """Deliver to each caller once, even if delivering to another one fails."""
         delivers, look.delivers = look.delivers, []
         for deliver in delivers:
             try:
@@ -182,7 +182,7 @@ class Looks:
         for session in list(subject.sessions):
             is_worker = session.peer.startswith(WORKER)
             if session.is_present and (is_worker or now - session.told_at > _FRESH_SECONDS):
-                if subject.ask(session):
+                if subject.request_report(session):
                     (workers if is_worker else relays).append(session)
                 yield LookStep.MORE
         subject.find_processes()
@@ -241,8 +241,8 @@ def as_list(rows: Iterable[str]) -> str:
     return f"[{','.join(rows)}]"
 
 
-def told_fields(told: Told, now: float) -> str:
-    """What a client has told, and how long ago, as fields of its row."""
+def told_fields(told: ClientReport, now: float) -> str:
+    """A client's report and its age, as fields of its row."""
     return f',"told":{_quote(told.text.decode("ascii"))},"told_seconds":{now - told.at:.3f}'
 
 
@@ -256,7 +256,7 @@ def client_row(client: Client, told: str, pending: Sequence[Pending], now: float
 
 
 def quoted(told: bytes) -> Generator[None, None, str]:
-    """What a relay has told, as a JSON text, a slice at a time: it may be long."""
+    """A relay's report as a JSON text, a slice at a time: it may be long."""
     parts = []
     for start in range(0, len(told), _QUOTED_AT_ONCE):
         # Relays write ASCII. If this one does not, a character may be torn, and is shown as unreadable.
@@ -266,7 +266,7 @@ def quoted(told: bytes) -> Generator[None, None, str]:
 
 
 def relay_row(session: Session, told: str, pending: Sequence[Pending], now: float) -> str:
-    """A `rollcall.snapshot.Relay` as JSON; `told` is what it has told, if it has, as JSON."""
+    """A `rollcall.snapshot.Relay` as JSON; `told` is its report, if there is one, as JSON."""
     part = f',"part":{told},"part_seconds":{now - session.told_at:.3f}' if told else ""
     return (
         f'{{"id":{session.id},"peer":{_quote(session.peer)},"seconds":{now - session.since:.3f},'

@@ -1,4 +1,4 @@
-"""What a core wants its driver to do, besides sending the replies: a list of plain data. Pure."""
+"""What a core wants its driver to do, besides sending the replies, as plain data."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ if TYPE_CHECKING:  # most servers never make an event
 T = TypeVar("T")
 
 
-class Work(Enum):
-    """Something that the driver is to do soon, once."""
+class DriverTask(Enum):
+    """A task that the driver does soon, once."""
 
     SNAPSHOTS = "call Looks.step until it is done"
-    PROCESSES = "find the processes behind clients that have no name, and call Front.processes_found"
+    PROCESSES = "find the processes behind clients that have no name, and call ServerCore.processes_found"
     FLUSH = "pass on what was asked, when all that can be read now has been read"
     HOLD = "read nothing more from the clients"
     READ_ON = "read from the clients again"
     CROWDED = "serve none of the clients that ask for much"
     ROOM = "serve them again"
     ABANDONED = "end: the last owner of the server has left"
-    LIGHTEN = "call Front.lighten: more is held than the limit held_bytes"
-    REST = "call Front.go_on until it returns False, with turns for the clients in between"
+    LIGHTEN = "call ServerCore.lighten: more is held than the limit held_bytes"
+    REST = "call ServerCore.go_on until it returns False, with turns for the clients in between"
 
 
 @dataclass(frozen=True)
 class Close(Generic[T]):
-    """A client is to be closed, with this error."""
+    """Close a client, with this error."""
 
     client: T
     error: ProtocolError
     at_once: bool = False
-    """Whether it gets nothing more, not even what it has not read yet."""
+    """Whether to drop even what it has not read yet."""
 
 
 @dataclass(frozen=True)
 class GoOn(Generic[T]):
-    """A client has asked for more than what is done at once: call its `receive`, be it with nothing, when
-    others have had their turn. Until then, nothing more is to be read from it."""
+    """A client has asked for more than is done at once: call its `receive`, even with no bytes, when others
+    have had their turn. Read nothing more from it until then."""
 
     client: T
 
@@ -58,7 +58,7 @@ class Pause(Generic[T]):
 
 @dataclass(frozen=True)
 class Enter(Generic[T]):
-    """A client means the store of this name. What it has sent behind that, its `rest`, is for that store."""
+    """A client means the store of this name. What it has sent since, its `rest`, is for that store."""
 
     client: T
     name: bytes
@@ -66,12 +66,12 @@ class Enter(Generic[T]):
 
 @dataclass(frozen=True)
 class CoreFault:
-    """An exception that is a fault of ours. The core goes on; the driver writes it to the log."""
+    """An exception that is a bug of ours. The core goes on; the driver logs it."""
 
     error: Exception
 
 
-Other: TypeAlias = "Work | Close[Any] | GoOn[Any] | Pause[Any] | Enter[Any] | CoreFault | Event"
+Other: TypeAlias = "DriverTask | Close[Any] | GoOn[Any] | Pause[Any] | Enter[Any] | CoreFault | Event"
 
 
 class Outbox(Generic[T]):
@@ -81,10 +81,10 @@ class Outbox(Generic[T]):
 
     def __init__(self) -> None:
         self.woken: list[T] = []
-        """The clients that are to be sent their `take_notice`, once for each time that they are listed.
-        It is always this same list, so that the driver may keep it."""
+        """The clients to send their `take_notice`, once for each time that they are listed. The list is never
+        replaced, so that the driver may keep it."""
         self.others: list[Other] = []
-        """All else, in order. It is always this same list, too."""
+        """All else, in order. This list is never replaced, either."""
 
     def take_woken(self) -> list[T]:
         woken = self.woken[:]

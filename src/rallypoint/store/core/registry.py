@@ -1,32 +1,25 @@
-"""All sessions of a server or a relay, and the connections that open them and take them up again. Pure."""
+"""All sessions of a server or a relay: opening them, taking them up on new connections, and ending them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import Close, CoreFault, Work
-from rallypoint.store.core.sessions import Bearer, Carrier, Session
+from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
+from rallypoint.store.core.sessions import Carrier, Session, SessionConnection
 from rallypoint.store.core.slices import Rest, Slices, one_after_the_other
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import WORKER
-from rallypoint.store.wire.form import WholeRequests
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import BATCH_OPS, Op
 from rallypoint.store.wire.sessions import TOKEN_BYTES, Answer, Welcome, pack_welcome, parse_session
+from rallypoint.store.wire.whole import WholeRequests
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Counters
-
-IN_BATCHES: Final = (
-    *(Op.SET, Op.COMPARE_SET, Op.GET, Op.ADD, Op.CHECK, Op.WAIT, Op.GETNUMKEYS, Op.DELETE_KEY, Op.APPEND),
-    *(Op.MULTI_GET, Op.MULTI_SET, Op.QUEUE_PUSH, Op.QUEUE_POP, Op.QUEUE_LEN, Op.LIST_KEYS),
-    *(Op.ARRIVE, Op.LEAVE, Op.WAIT_IN_TURN, Op.RECALL, Op.POP_CALLED, Op.TOLD),
-)
-"""The operations that a batch may hold."""
 
 
 class Sessions:
@@ -39,16 +32,16 @@ class Sessions:
 
     def __init__(self, context: Context, carrier: Carrier) -> None:
         self._by_token: dict[bytes, Session] = {}
-        # Sessions that have lost their connection in the middle of a batch: that is carried out all the same.
+        # Sessions that have lost their connection in the middle of a batch, which is still carried out.
         self._orphans: deque[Session] = deque()
-        self._rests: deque[Rest] = deque()  # what is left to be done for sessions that come and go
+        self._rests: deque[Rest] = deque()  # work left for sessions that were detached or ended
         self._carrier = carrier
         self._outbox = context.outbox
         self._context = context
-        self._requests = WholeRequests(context.limits, IN_BATCHES)
-        self._of_workers: WholeRequests | None = None  # what the workers of this server ask, if it has some
+        self._requests = WholeRequests(context.limits, BATCH_OPS)
+        self._of_workers: WholeRequests | None = None  # for the workers of this server
         self.ended_workers: Counters | None = None
-        """What workers of this server that have ended had counted when they last told of themselves."""
+        """What ended workers of this server had counted in their last reports."""
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -57,7 +50,7 @@ class Sessions:
         return iter(self._by_token.values())
 
     def go_on_with(self, session: Session) -> Slices:
-        """The rest of a batch, behind its first slice; returns what is to be sent then."""
+        """Carry out the rest of a batch, after its first slice; returns the frames to send."""
         yield None
         while not self.step(session):
             yield None
@@ -74,10 +67,9 @@ class Sessions:
         return is_done
 
     def go_on(self, note_error: Callable[[str, str], None]) -> bool:
-        """Go on with what is left to be done for sessions without a connection, such as a batch.
+        """Do a slice of the work left for sessions without a connection; return whether there is more.
 
-        Returns whether there is more to do. `note_error` is called with the peer and the reason, if a batch
-        breaks a rule.
+        If a batch breaks a rule, `note_error` is called with the peer and the reason.
         """
         if self._rests:
             rest = self._rests.popleft()
@@ -100,18 +92,18 @@ class Sessions:
         return bool(self._orphans or self._rests)
 
     def _do(self, rest: Rest) -> None:
-        """Do the first slice at once, and others later."""
+        """Do the first slice of some work now, and the others later."""
         try:
             next(rest)
         except StopIteration:
             return
         self._rests.append(rest)
-        self._outbox.others.append(Work.REST)
+        self._outbox.others.append(DriverTask.REST)
 
-    def open(self, connection: Bearer, token: bytes, tail: bytes) -> Slices:
-        """Open a session on a connection, or take it up; return the answer, and what was not taken.
+    def open(self, connection: SessionConnection, token: bytes, tail: bytes) -> Slices:
+        """Open a session on a connection, or take it up; return the answer, and the frames to send again.
 
-        A batch that is under way is carried out before.
+        A batch that is under way is carried out first.
         """
         if connection.session is not None:
             raise ProtocolError("a second SESSION on one connection")
@@ -151,11 +143,11 @@ class Sessions:
         return b"".join([welcome, *session.kept.all()])
 
     def _worker_requests(self) -> WholeRequests:
-        """Many clients share a worker's session: what waits for them may be as much as for all clients."""
+        """Many clients share a worker's session, so as much may wait for it as for all clients."""
         if self._of_workers is None:
             limits = self._requests.limits
             most = max(limits.unsent_bytes, limits.held_bytes)
-            self._of_workers = WholeRequests(replace(limits, unsent_bytes=most), IN_BATCHES)
+            self._of_workers = WholeRequests(replace(limits, unsent_bytes=most), BATCH_OPS)
         return self._of_workers
 
     def counts(self) -> dict[Op, int]:
@@ -166,21 +158,21 @@ class Sessions:
         return counts
 
     def counts_of_workers(self) -> dict[Op, int]:
-        """Those of the workers of this server among them."""
+        """How many of them came from workers of this server."""
         return self._of_workers.counts() if self._of_workers is not None else {}
 
     def lose(self, session: Session) -> None:
-        """The connection of a session is gone."""
+        """Handle the loss of a session's connection."""
         if not session.keeps_ms:
             self.end(session)
             return
         self._do(session.detach())
         if session.is_under_way:
             self._orphans.append(session)
-            self._outbox.others.append(Work.REST)
+            self._outbox.others.append(DriverTask.REST)
 
     def end(self, session: Session) -> None:
-        """Give a session up."""
+        """End a session."""
         suspending = session.detach()
         if self._by_token.pop(session.token, None) is not None:
             if session.peer.startswith(WORKER):
@@ -189,20 +181,20 @@ class Sessions:
             self._do(self._end(suspending, session))
 
     def _end(self, suspending: Rest, session: Session) -> Rest:
-        """Take back all that a session waits for. Until that is done, nobody else gives way for it."""
+        """Withdraw all that a session waits for. Until then, nobody is closed for holding too much."""
         budget = self._context.budget
         budget.ending += 1
         yield from one_after_the_other(suspending, self._carrier.forget(session))
         budget.ending -= 1
 
     def _keep_counters(self, worker: Session) -> None:
-        """A worker has ended: nobody else knows what it had counted, and counters must not go down."""
+        """Keep what an ended worker had counted: counters must not go down."""
         from rallypoint.store.rollcall.clients import with_ended  # late: most servers have none
 
         self.ended_workers = with_ended(self.ended_workers, worker.told)
 
     def expire(self, now: float) -> None:
-        """Give up the sessions that have been without a connection for as long as they are kept."""
+        """End the sessions that have been without a connection for longer than `keeps_ms`."""
         for session in list(self._by_token.values()):
             if session.connection is not None:
                 continue
@@ -212,7 +204,7 @@ class Sessions:
                 self.end(session)
 
     def state(self, value_of: Callable[[bytes], object]) -> State:
-        """All sessions but their notes, as plain data. To be asked when nothing is left to go on with."""
+        """All sessions but their notes, as plain data. Call it only when no work is left."""
         assert not self._orphans
         assert not self._rests
         return [session.state(value_of) for session in self]
@@ -221,9 +213,9 @@ class Sessions:
         self,
         state: State,
         value_of: Callable[[bytes], object],
-        connection_of: Callable[[int], Bearer],
+        connection_of: Callable[[int], SessionConnection],
     ) -> None:
-        """Have the sessions that have given this state, each on its connection. There were none before."""
+        """Restore the sessions of a `state`, each on its connection. There must be none before."""
         for each in state:
             token = each[0][0]
             session = Session(token, self._carrier, self._requests, self._outbox, self._context.budget)

@@ -1,103 +1,137 @@
 """The server's half of sessions: each request of a relay is carried out once, whatever its connection does.
 
-A session belongs to a connection while that lasts, and is kept for a while without one. What is sent in it
-is kept until the relay says that it has come. Pure: bytes in, bytes out, and time as a parameter.
+Frames are kept until the relay acknowledges them. `server_core` describes the life of a session.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.long_answers import LongAnswers
 from rallypoint.store.core.outbox import Outbox
 from rallypoint.store.core.slices import Rest, Slices, nothing, one_after_the_other, sliced
-from rallypoint.store.engine.budget import Budget
-from rallypoint.store.engine.keyspace import State, Value
-from rallypoint.store.wire.form import WholeRequests
+from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.parser import STEP_BYTES, STEPS_AT_ONCE
 from rallypoint.store.wire.sessions import (
     LONG,
     MOST_UNTAKEN,
+    PIECE_BYTES,
     REMEMBERED,
     REMEMBERED_BYTES,
     UNASKED,
     WORTH_REMEMBERING,
-    Kept,
+    ResendBuffer,
     Status,
     frame,
     item,
     parse_head,
     parse_requests,
 )
+from rallypoint.store.wire.whole import WholeRequests
 
 _SPARE = 4096
 
 
 class Carrier(Protocol):
-    """Who carries the requests of sessions out: the store, or a relay that passes them on.
+    """Carries out the requests of sessions: the store, or a relay that passes them on.
 
-    `carry` answers with `Session.answer`, once (ARRIVE: once for each release), now or later. What it
-    returns, if anything, is the rest of a request that takes long: its slices come before the next request.
+    `carry` answers by `Session.answer`, once (ARRIVE: once for each release), now or later. If it returns a
+    generator, that is the rest of a long request: run its slices before the next request.
     """
 
     def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> Rest | None: ...
 
-    # These go through all notes of a session, a slice at a time, in the order in which they are called.
+    # These go through all notes of a session, a slice at a time, in the order of the calls.
 
     def suspend(self, session: Session, /) -> Rest:
-        """The session has lost its connection: its ranks do not count, but may come back."""
+        """The session has lost its connection: its ranks do not count until it is resumed."""
 
     def resume(self, session: Session, /) -> Rest:
-        """It is back."""
+        """It has a connection again."""
 
     def forget(self, session: Session, /) -> Rest:
-        """It has ended: nobody waits for its answers."""
+        """It has ended: withdraw all that it waits for."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Bearer:
-    """A connection: the request that it has under way, and what a session knows of it."""
+class SessionConnection(Protocol):
+    """What a session knows of the connection that carries it."""
 
-    __slots__ = ("_slices", "id", "peer", "session", "since")
-
-    def __init__(self, peer: str) -> None:
-        self._slices: Slices | None = None
-        self.peer = peer
-        """Its name in messages."""
-        self.id = 0
-        """Counts connections, from 1."""
-        self.since = 0.0
-        self.session: Session | None = None
+    id: int
+    peer: str
+    since: float
+    session: Session | None
 
     def has_session(self) -> None:
         """It carries a session from now on."""
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a request is under way: `go_on` is to be called."""
-        return self._slices is not None
 
-    def begin(self, slices: Slices) -> bytes | None:
-        """The first slice of a request; returns what `go_on` does."""
-        self._slices = slices
-        return self.go_on()
+class _Unsent(NamedTuple):
+    """What is left of an answer."""
 
-    def go_on(self) -> bytes | None:
-        """Carry out the next slice: the reply after the last one; before that, a piece of it or None."""
-        slices, self._slices = self._slices, None
-        assert slices is not None, "there is a request under way"
-        try:
-            piece = next(slices)
-        except StopIteration as end:
-            reply: bytes = end.value
-            return reply
-        self._slices = slices
-        return piece
+    tag: int
+    status: Status
+    key: bytes | None
+    head: bytes
+    body: Value
+    start: int
+    stop: int
+    """Where in `body` it begins and ends: a value that is appended to meanwhile only grows."""
+
+
+class LongAnswers:
+    """Long answers that are not completely sent, in their order.
+
+    They are sent in pieces, so that short ones need not wait for them.
+    """
+
+    __slots__ = ("_keys", "_unsent", "bytes")
+
+    def __init__(self) -> None:
+        self._unsent: deque[_Unsent] = deque()
+        self._keys: Counter[bytes | None] = Counter()
+        self.bytes = 0
+        """How much is left to be sent."""
+
+    def __bool__(self) -> bool:
+        return bool(self._unsent)
+
+    def has(self, key: bytes) -> bool:
+        """Whether an answer to a read of this key is among them."""
+        return key in self._keys
+
+    def add(self, tag: int, status: Status, head: bytes, body: Value, key: bytes | None = None) -> None:
+        """Add an answer of two parts, so that a value need not be copied. `key`: the answer is its value."""
+        self._unsent.append(_Unsent(tag, status, key, head, body, 0, len(body)))
+        self._keys[key] += 1
+        self.bytes += len(head) + len(body)
+
+    def take_piece(self) -> bytes:
+        """The next item to be sent."""
+        tag, status, key, head, body, start, stop = self._unsent.popleft()
+        end = min(start + PIECE_BYTES, stop)
+        piece = head + body[start:end]
+        self.bytes -= len(piece)
+        if end < stop:
+            self._unsent.appendleft(_Unsent(tag, status, key, b"", body, end, stop))
+            return item(tag, Status.PIECE, piece)
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+        return item(tag, status, piece)
+
+    def state(self) -> list[object]:
+        """All of them, as plain data."""
+        return [
+            [each.tag, int(each.status), each.head, bytes(each.body[each.start : each.stop]), each.key]
+            for each in self._unsent
+        ]
+
+    def check_invariants(self) -> None:
+        assert self.bytes == sum(len(each.head) + each.stop - each.start for each in self._unsent)
+        assert self._keys == Counter(each.key for each in self._unsent)
 
 
 class Session:
@@ -120,22 +154,22 @@ class Session:
     ) -> None:
         self.token = token
         self._budget = budget
-        self.connection: Bearer | None = None
+        self.connection: SessionConnection | None = None
         self.is_present = False
-        """Whether it has a connection, over which it has said that nothing is missing."""
+        """Whether it has a connection, over which PRESENT has come."""
         self.keeps_ms = 0
         self.expires: float | None = None
         self.taken = 0
         self.id = 0
-        """Of the connection that opened it; so is `since`."""
+        """The number of the connection that opened it; `since` is when that one connected."""
         self.since = 0.0
         self.peer = ""
-        """Of the connection that it was last on."""
+        """The name of the connection that it was last on."""
         self.told: bytes | None = None
-        """What the relay last told of itself, as it came."""
+        """The relay's last report, unread."""
         self.told_at = float("-inf")
         self.notes: dict[int, Any] = {}
-        """What the carrier keeps about this session, by the tag of a request."""
+        """What the carrier keeps for this session, by the tag of a request."""
         self._carrier = carrier
         self._requests = requests
         self._outbox = outbox
@@ -145,7 +179,7 @@ class Session:
         self._long = LongAnswers()
         # What is not taken is sent in one go when the session is taken up, and must fit into what may wait.
         self._most_bytes = max(requests.limits.unsent_bytes - _SPARE, 0)
-        self.kept = Kept()
+        self.kept = ResendBuffer()
         self._batching = False
         self._has_ended = False
         self._under_way: Rest | None = None
@@ -156,7 +190,7 @@ class Session:
     # Requests
 
     def begin_batch(self, payload: bytes) -> None:
-        """Take a batch. `step` carries it out."""
+        """Accept a batch; `step` carries it out."""
         assert self._under_way is None
         number, taken = parse_head(payload)
         if number != self.taken + 1:
@@ -219,15 +253,15 @@ class Session:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a part of a batch is still to be carried out."""
+        """Whether a part of a batch is not carried out yet."""
         return self._under_way is not None
 
     def give_up(self) -> None:
-        """The session has ended: the rest of its batch, and what it is answered, is for nobody."""
+        """End the session: drop the rest of its batch, and all its answers."""
         self._has_ended = True
         self._under_way = None
         self._budget.held -= self.held
-        self.kept, self._items, self._items_bytes, self.told = Kept(), [], 0, None
+        self.kept, self._items, self._items_bytes, self.told = ResendBuffer(), [], 0, None
         self._long = LongAnswers()
         self._remembered.clear()
         self._remembered_bytes = 0
@@ -235,7 +269,7 @@ class Session:
     # Answers
 
     def answer(self, tag: int, status: Status, content: bytes, value: Value = b"") -> None:
-        """Answer with `content`, and `value` behind it, soon.
+        """Put an answer, `content` and then `value`, into the next frames.
 
         A long answer is sent in pieces, or refused if there is no room for it.
         """
@@ -266,12 +300,12 @@ class Session:
         if self._under_way is None and not self._batching and self.connection is not None:
             self._outbox.woken.append(self.connection)
 
-    def ask_to_tell(self) -> None:
-        """Have the relay tell of itself, with a TOLD, soon."""
+    def request_report(self) -> None:
+        """Have the relay send a report, as a TOLD, soon."""
         self.answer(UNASKED, Status.TELL, b"")
 
-    def take_told(self, told: bytes, now: float) -> None:
-        """The relay has told of itself."""
+    def store_report(self, told: bytes, now: float) -> None:
+        """The relay has sent a report."""
         self._budget.held += len(told) - (len(self.told) if self.told is not None else 0)
         self.told, self.told_at = told, now
 
@@ -281,10 +315,10 @@ class Session:
     def answer_read(
         self, tag: int, key: bytes, same: object, content: bytes, value: Value = b"", *, recalled: bool
     ) -> None:
-        """Answer a GET with `content`, and `value` behind it.
+        """Answer a GET or RECALL with `content` and then `value`.
 
-        If it is a RECALL, not even that, if `same` is what was sent last. The answer to a RECALL relies on
-        those to the reads of this key before it, and so does not overtake them.
+        `same` identifies the value. A RECALL of the value that was sent last for this key is answered with
+        UNCHANGED. Such an answer relies on the earlier answers for the key, so it must not overtake them.
         """
         remembered = self._remembered
         if self._has_ended:
@@ -314,7 +348,7 @@ class Session:
             self._budget.held -= before[1]
 
     def flush(self) -> bytes:
-        """The answers so far, if there is a connection to send them on; of long ones, the next pieces."""
+        """The frames to send now, if there is a connection; of long answers, the next pieces."""
         if self.connection is None:
             return b""
         frames = []
@@ -328,16 +362,16 @@ class Session:
         return b"".join(frames)
 
     def _frame(self, items: list[bytes], held: int) -> bytes:
-        """A frame that is kept from now on, of items for which that much was held."""
+        """Make a frame of items for which `held` bytes were counted, and keep it until it is acknowledged."""
         data = frame(self.kept.number + 1, self.taken, items)
         self._budget.held += len(data) - held
         self.kept.add(data)
         return data
 
-    # Coming and going
+    # Connections
 
     def notes_in_slices(self) -> Iterator[Any]:
-        """Its notes, as far as they are not gone meanwhile; and None, where others should have their turn."""
+        """Its notes, without those that are gone meanwhile; and None between slices."""
         for number, tags in enumerate(sliced(list(self.notes))):
             if number:
                 yield None
@@ -345,7 +379,7 @@ class Session:
                 if tag in self.notes:
                     yield self.notes[tag]
 
-    def attach(self, connection: Bearer, taken: int) -> None:
+    def attach(self, connection: SessionConnection, taken: int) -> None:
         self._let_go(taken)
         self.connection = connection
         self.peer = connection.peer
@@ -354,7 +388,7 @@ class Session:
         connection.has_session()
 
     def detach(self) -> Rest:
-        """It has lost its connection. Returns what is to be done then; `be_present` does the rest of it."""
+        """Handle the loss of its connection. Returns the work to do; `be_present` does what is left of it."""
         if self.connection is not None:
             self.connection.session = None
             self.connection = None
@@ -363,7 +397,7 @@ class Session:
         return self._suspending
 
     def be_present(self) -> Slices:
-        """Nothing is missing any more; returns what is to be sent then."""
+        """Handle PRESENT: the relay has sent all that was lost. Returns the frames to send."""
         if not self.is_present:
             yield from self._suspending
             yield from self._carrier.resume(self)
@@ -384,7 +418,7 @@ class Session:
         return [about, told, answers]
 
     def take_state(self, state: State, value_of: Callable[[bytes], object]) -> int | None:
-        """Become what has given this state; return the number of its connection, if it has one."""
+        """Restore a `state`; return the number of its connection, if it has one."""
         about, told, answers = state
         _, connection, self.is_present, self.keeps_ms, self.expires, self.taken, self.id = about
         self.since, self.peer, self.told, self.told_at = told
@@ -392,7 +426,7 @@ class Session:
         self._items_bytes = sum(map(len, self._items))
         for tag, status, head, body, key in long:
             self._long.add(tag, Status(status), head, body, key)
-        self.kept = Kept.of(*kept)
+        self.kept = ResendBuffer.of(*kept)
         for key, length, is_same in remembered:
             self._remembered[key] = value_of(key) if is_same else object(), length
             self._remembered_bytes += length

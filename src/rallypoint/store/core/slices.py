@@ -1,7 +1,6 @@
-"""Requests that take long, carried out a slice at a time, so that other clients need not wait for them. Pure.
+"""Long requests, carried out a slice at a time, so that other clients need not wait for them.
 
-What a request reads or writes, it reads or writes at one moment. To prepare that, or to put the reply
-together, is what takes long.
+A request reads or writes at one moment. What takes long is to prepare that, or to put the reply together.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Final, TypeVar
 from rallypoint.store.wire.parser import STEPS_AT_ONCE
 
 Slices = Generator[bytes | None, None, bytes]
-"""A request under way: it yields behind each slice but the last, and returns the reply. If that is long, it
-yields pieces of it before."""
+"""A request under way: it yields after each slice but the last, and returns the reply. If that is long, it
+yields pieces of it first."""
 
 SLICE = STEPS_AT_ONCE
 """How many keys are a slice; an even number, as keys and values alternate in some requests."""
@@ -24,7 +23,7 @@ PIECE_BYTES: Final = 1 << 18
 T = TypeVar("T")
 
 Rest = Generator[None, None, None]
-"""Work under way for which nobody waits: it stops behind each slice but the last."""
+"""Work under way for which nobody waits: it yields after each slice but the last."""
 
 
 def nothing() -> Rest:

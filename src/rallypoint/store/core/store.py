@@ -1,6 +1,6 @@
-"""The whole server but its I/O: bytes of all connections in, bytes for all connections out.
+"""The store's server without its I/O: takes bytes from all connections, returns bytes for all connections.
 
-Both loops and the tests drive this same object; `front` says how.
+Both loops and the tests drive this same object, as `server_core` describes.
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.about import About
-from rallypoint.store.core.clients import Client
+from rallypoint.store.core.clients import Client, Owners
 from rallypoint.store.core.contents import Contents
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.durations import Durations
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.context import About, Context
 from rallypoint.store.core.looks import Fields, Pending
-from rallypoint.store.core.members import Member, wake
-from rallypoint.store.core.outbox import Work
-from rallypoint.store.core.owners import Owners
+from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import PIECE_BYTES, SLICE, Slices, sliced
-from rallypoint.store.core.tickets import StoreCarrier, Ticket
-from rallypoint.store.core.turn import Turn
+from rallypoint.store.core.tickets import Member, StoreCarrier, Ticket, wake
+from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.engine import Engine
-from rallypoint.store.engine.budget import Budget
-from rallypoint.store.engine.keyspace import State, Value
+from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
-from rallypoint.store.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
-from rallypoint.store.wire.parser import Forms, RequestParser
+from rallypoint.store.wire.parser import RequestParser, RequestTable
+from rallypoint.store.wire.requests import CLIENT_METHODS, EXTENSION_METHODS, SESSION_METHODS
 from rallypoint.store.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED
 
 _ANNOUNCED: Final = [ANNOUNCED]
@@ -64,7 +59,7 @@ class Connection(Client):
         self._writers = core.writers
         self._snapshot: bytes | None = None
         self._is_looking = False
-        self.read_with(RequestParser(self, core.forms))
+        self.read_with(RequestParser(self, core.request_table))
 
     @property
     def is_owed(self) -> bool:
@@ -149,7 +144,7 @@ class Connection(Client):
         return pack_i64(total)
 
     def add_times(self, key: bytes, amount: int, times: int) -> int | None:
-        """Carry out as many ADDs at once, for the last sum; None if that is not the same as one by one."""
+        """Carry out `times` equal ADDs at once, for the last sum; None if they must be done one by one."""
         total = self._engine.add_times(key, amount, times)
         if total is not None and amount:
             self._writers[key] = self.id
@@ -160,7 +155,7 @@ class Connection(Client):
         return notices + blob(value)
 
     def swap(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, bytes | bytearray]:
-        """As COMPARE_SET; returns its own notices if it waits itself, and the value, which is not copied."""
+        """As COMPARE_SET; returns this client's own notices, if it wakes, and the value uncopied."""
         is_written = (self._get(key) or b"") == expected
         value, woken = self._engine.compare_set(key, expected, desired)
         if is_written:
@@ -234,17 +229,17 @@ class Connection(Client):
         return wake(released, self, self._journal)
 
     def cancel_wait(self) -> bytes:
-        # A withdrawal may call another connection in this one's stead, but never this one itself.
+        # A withdrawal may call another connection instead of this one, but never this one itself.
         woken = self._engine.withdraw(self)
         if woken:
             wake(woken, self, self._journal)
         self._journal.gave_up(self)
         if self._engine.is_untidy:
-            self._core.outbox.others.append(Work.REST)
+            self._core.outbox.others.append(DriverTask.REST)
         return WAIT_CANCELED
 
     def look(self, question: bytes) -> bytes:
-        """A snapshot takes a while; other requests may be answered before it."""
+        """Start a snapshot. It takes a while, so other requests may be answered first."""
         if self._is_looking:
             raise ProtocolError("a second LOOK before the first is answered")
         self._core.looks.start(Question.from_json(question), self._take_snapshot)
@@ -258,9 +253,9 @@ class Connection(Client):
 
 
 def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") -> Slices:
-    """A reply with all of these, behind `head`; a long one in pieces, each copied when it is sent.
+    """A reply of `head` and these values; a long one in pieces, each copied when it is sent.
 
-    `lengths` are those of right now: a value that is appended to only grows, so what has been there stays.
+    `lengths` are the lengths at the time of the request: a value that is appended to later only grows.
     """
     if sum(lengths) > PIECE_BYTES:
         yield None  # `begin` returns no pieces
@@ -284,12 +279,12 @@ def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") ->
 
 
 def _name_of(member: Member) -> State:
-    """What a member of the engine is called in a checkpoint."""
+    """The name of a member of the engine in a checkpoint."""
     return [member.session.token, member.tag] if isinstance(member, Ticket) else [b"", member.id]
 
 
-class Core(Front[Connection]):
-    """Parser and engine for all connections of one server. Not safe for threads."""
+class Core(ServerCore[Connection]):
+    """The server of one store: its connections, sessions and engine. Not safe for threads."""
 
     __slots__ = (
         "_carrier",
@@ -299,10 +294,10 @@ class Core(Front[Connection]):
         "_sending",
         "_sending_bytes",
         "engine",
-        "forms",
         "has_names",
         "owners",
         "pushers",
+        "request_table",
         "writers",
     )
 
@@ -315,20 +310,25 @@ class Core(Front[Connection]):
         wants_events: bool = False,
         owner_key: bytes | None = None,
         has_names: bool = False,
-        beside: Front[Connection] | None = None,
+        beside: ServerCore[Connection] | None = None,
     ) -> None:
-        """`owner_key`: the server ends with the last client that has deleted this key; see `owners`.
+        """`owner_key`: the server ends with the last client that has deleted this key; see `Owners`.
 
-        `has_names`: clients may mean other stores here, by their names. `beside`: it is one of those, at the
-        server of this core; all of them together may hold what one may.
+        `has_names`: clients may ENTER other stores here, by their names. `beside`: the core without a name at
+        the same server, where this is one of those stores; they share one budget.
         """
         limits = limits or Limits()
         budget = beside.budget if beside is not None else Budget(limits)
-        context = Context(limits, turn, about, wants_events=wants_events, budget=budget)
+        make_journal = None
+        if wants_events:
+            from rallypoint.store.core.event_journal import EventJournal  # late: see `Journal`
+
+            make_journal = EventJournal
+        context = Context(limits, turn, about, budget, make_journal=make_journal)
         self.engine: Engine[Member] = Engine(context.limits, budget)
         self.has_names = has_names
         self.writers: dict[bytes, int] = {}
-        """By key, the client or relay that has written it last, by its number; as far as they are kept."""
+        """By key, the number of the client or relay that wrote it last, as far as that is kept."""
         self.pushers: dict[bytes, int] = {}
         """The same for queues."""
         self._framed = b"", blob(b"")
@@ -338,8 +338,8 @@ class Core(Front[Connection]):
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
         super().__init__(context, self._carrier)
         self.clients.have_named = beside is not None
-        self.forms: Forms[Connection] = Forms(
-            context.limits, {**SERVED, **SESSIONS, **ENTERS, **LOOKS, **TELLS}, is_prompt=True
+        self.request_table: RequestTable[Connection] = RequestTable(
+            context.limits, {**CLIENT_METHODS, **SESSION_METHODS, **EXTENSION_METHODS}, is_prompt=True
         )
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
@@ -350,7 +350,7 @@ class Core(Front[Connection]):
         return Connection(self, peer)
 
     def _act_for(self, session: Session) -> Connection:
-        """In whose name the requests of a session are carried out: a connection that is never opened."""
+        """A connection that carries out the requests of a session, as their sender. It is never opened."""
         requester = Connection(self, session.peer)
         requester.id = session.id
         return requester
@@ -361,14 +361,14 @@ class Core(Front[Connection]):
         if woken:
             wake(woken, client, self.journal)
         if self.engine.is_untidy:
-            self.outbox.others.append(Work.REST)
+            self.outbox.others.append(DriverTask.REST)
 
     def close(self, client: Connection) -> None:
         super().close(client)
         self.owners.remove(client.id)
 
     def note_sending(self, client: Connection, keys: list[bytes], values: list[Value], count: int) -> None:
-        """A client is sent these values piece by piece: they stay in memory if others replace them."""
+        """Note that a client is sent these values in pieces: they stay in memory even if replaced."""
         self._sending_bytes += count
         if self._sending_bytes > self.budget.limit // 8:
             self._count_replaced()
@@ -393,7 +393,7 @@ class Core(Front[Connection]):
         self.clients.count_held(sum(self._replaced.values()) - before)
 
     def check_reply(self, count: int) -> None:
-        """Refuse to put together a reply that is longer than anyone may be sent."""
+        """Raise LimitError for a reply that is longer than may be sent."""
         limit = self.limits.unsent_bytes
         if count > limit:
             raise LimitError(f"asked for {count:,} bytes at once; the limit unsent_bytes is {limit:,}")
@@ -401,16 +401,16 @@ class Core(Front[Connection]):
     # Checkpoints
 
     def state(self) -> State:
-        """All that counts, as plain data. What it has counted, and who wrote which key, is not in it.
+        """The store and its clients, as plain data, without counters and without who wrote which key.
 
-        To be asked when there is nothing left to go on with: no request is under way.
+        Call it only when no request is under way.
         """
         engine, notes = self.engine, map(self._carrier.notes_of, self.sessions)
         sessions = self.sessions.state(engine.get)
         return [self.clients.state(), engine.values_state(), sessions, list(notes), engine.state(_name_of)]
 
     def take_state(self, state: State) -> None:
-        """Become the core that has given this state, with the same clients; until then it was new."""
+        """Restore a `state`, with its clients. The core must be new."""
         clients, values, sessions, notes, waits = state
         self.clients.take_state(clients, self._make)
         self.engine.take_values(values)
@@ -425,7 +425,7 @@ class Core(Front[Connection]):
 
         self.engine.take_state(waits, member_of)
 
-    # What it knows
+    # Figures and snapshots
 
     def end_second(self, turns: Durations | None = None) -> None:
         super().end_second(turns)
@@ -434,7 +434,7 @@ class Core(Front[Connection]):
             self._count_replaced()
 
     def forget_writers(self) -> None:
-        """About once a second: bound what is kept of who has written keys."""
+        """About once a second: forget who wrote which key, if that is very much."""
         for each in (self.writers, self.pushers):
             if len(each) > _MOST_WRITERS:
                 each.clear()
@@ -463,7 +463,7 @@ class Core(Front[Connection]):
         return self._contents.stall
 
     def counts(self) -> dict[Op, int]:
-        counts = self.forms.counts(self.clients.operations)
+        counts = self.request_table.counts(self.clients.operations)
         for op, count in super().counts().items():
             counts[op] = counts.get(op, 0) + count
         return counts
@@ -484,7 +484,7 @@ class Core(Front[Connection]):
         return [each for ticket in tickets for each in waits_of(ticket, KEYS_NAMED)]
 
     def frame(self, snapshot: bytes) -> bytes:
-        """A snapshot as a reply: made once for all clients that share it."""
+        """A snapshot as a reply, made once for all clients that share it."""
         if self._framed[0] is not snapshot:
             self._framed = snapshot, blob(snapshot)
         return self._framed[1]

@@ -1,4 +1,4 @@
-"""What relays ask of the store: their requests, carried out on the engine."""
+"""Carries out relays' requests on the engine, in which a `Ticket` stands for each of their waits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,41 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.members import Member, wake
+from rallypoint.store.core.context import Context, Journal, Numbered
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import SLICE, Rest, sliced
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
-from rallypoint.store.wire.handlers import SERVED, RequestHandler
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import STOP_WAITING, Op
+from rallypoint.store.wire.requests import CLIENT_METHODS, RequestHandler
 from rallypoint.store.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
 
 
+class Member(Numbered, Protocol):
+    """What waits in the engine: a client's connection, or the ticket of a relay."""
+
+    def wake(self) -> None:
+        """Its wait is over: notify the client or the relay."""
+
+
+def wake(members: Sequence[Member], by: Member, journal: Journal) -> bytes:
+    """Wake members because of a request of `by`.
+
+    If `by` is itself among them, returns its STOP_WAITINGs, which go among its replies.
+    """
+    journal.woken(members, by)
+    own = 0
+    for member in members:
+        if member is by:
+            own += 1
+        else:
+            member.wake()
+    return STOP_WAITING * own
+
+
 class Requester(RequestHandler, Member, Protocol):
-    """In whose name the store does what a relay asks."""
+    """A connection that carries out a relay's requests, as their sender."""
 
     def read_no_more(self) -> None: ...
 
@@ -27,7 +48,7 @@ class Requester(RequestHandler, Member, Protocol):
 
 
 class Ticket:
-    """One wait of a session, or its arrivals at a barrier: the member that the engine knows."""
+    """One wait of a session, or its arrivals at a barrier, as a member of the engine."""
 
     __slots__ = ("_carrier", "count", "session", "since", "tag")
 
@@ -45,7 +66,7 @@ class Ticket:
         return self.session.id
 
     def wake(self) -> None:
-        self._carrier.tell(self)
+        self._carrier.wake(self)
 
 
 class StoreCarrier:
@@ -68,11 +89,11 @@ class StoreCarrier:
         self._requesters: dict[Session, Requester] = {}
 
     def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> Rest | None:
-        own = _OWN.get(op)
+        own = _METHODS.get(op)
         try:
             if own is not None:
                 return own(self, session, tag, blobs, tail)
-            reply = SERVED[op](self._requester(session), blobs, tail)
+            reply = CLIENT_METHODS[op](self._requester(session), blobs, tail)
             if reply is None:
                 return self._finish(session, tag)
             session.answer(tag, Status.DONE, reply)
@@ -81,7 +102,7 @@ class StoreCarrier:
         return None
 
     def _finish(self, session: Session, tag: int) -> Rest:
-        """The rest of a request that takes long."""
+        """Finish a request that takes long."""
         requester, pieces = self._requester(session), list[bytes]()
         try:
             while requester.is_unfinished:
@@ -123,7 +144,7 @@ class StoreCarrier:
         if requester is not None:
             requester.read_no_more()  # it may be in the middle of a long reply
 
-    def tell(self, ticket: Ticket) -> None:
+    def wake(self, ticket: Ticket) -> None:
         """The key that a ticket waited for is there, or some of its arrivals are released."""
         if ticket.count:
             left = self._engine.count_at_barrier(ticket)
@@ -149,18 +170,18 @@ class StoreCarrier:
     def _drop(self, ticket: Ticket) -> None:
         del ticket.session.notes[ticket.tag]
         if not ticket.session.is_present:
-            self._engine.withdraw(ticket)  # it counts as away, which only a member of the engine can be
+            self._engine.withdraw(ticket)  # or the engine would keep it in its set of members that are away
 
     def notes_of(self, session: Session) -> State:
         """The tickets of a session, as plain data."""
         return [(each.tag, each.since, each.count) for each in session.notes.values()]
 
     def take_notes(self, session: Session, notes: State) -> None:
-        """Give a session the tickets that these notes are about."""
+        """Restore the tickets of `notes_of`."""
         for tag, since, count in notes:
             session.notes[tag] = Ticket(self, session, tag, since, count)
 
-    # The operations that are not as a client's
+    # The operations that differ from a client's
 
     def _get(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
         self._read(session, tag, blobs[0], recalled=False)
@@ -223,7 +244,7 @@ class StoreCarrier:
             self._wake(released, session)
 
     def _leave(self, session: Session, tag: int, _: list[bytes], tail: bytes) -> None:
-        """End a wait, some arrivals, or a call: the rank that was woken will not pop."""
+        """End a wait, some arrivals at a barrier, or a call to a queue whose rank will not pop."""
         of, count = unpack_pair(tail)
         ticket = session.notes.get(of)
         left = 0
@@ -244,18 +265,18 @@ class StoreCarrier:
         if length <= 1:
             self._pushers.pop(blobs[0], None)
         if ticket is not None:
-            # Whatever else it was called to, its relay counts the call as answered.
+            # The relay counts this as the answer to the call, to whatever queues it was.
             del session.notes[ticket.tag]
             self._wake(self._engine.withdraw(ticket), session)
         content = pack_i64(length) if value is None else pack_i64(length) + blob(value)
         session.answer(tag, Status.DONE, content)
 
     def _told(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        session.take_told(blobs[0], self._turn.now)
+        session.store_report(blobs[0], self._turn.now)
         session.answer(tag, Status.DONE, b"")
 
 
-_OWN: Final[dict[Op, Callable[[StoreCarrier, Session, int, list[bytes], bytes], Rest | None]]] = {
+_METHODS: Final[dict[Op, Callable[[StoreCarrier, Session, int, list[bytes], bytes], Rest | None]]] = {
     Op.GET: StoreCarrier._get,
     Op.COMPARE_SET: StoreCarrier._compare_set,
     Op.RECALL: StoreCarrier._recall,

@@ -1,23 +1,25 @@
-"""How much a server is asked, how long the turns of its loop take, and whether a job makes progress. Pure.
+"""How much a server is asked, how long the turns of its loop take, and whether a job makes progress.
 
 The loop times its turns, and the parsers count requests by themselves.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Final
 
-from rallypoint.store.core.durations import Durations
-from rallypoint.store.core.turn import Turn
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.core.turn import Durations, Turn
+from rallypoint.store.wire.opcodes import PROGRESS_OPS, Op
 
 _HISTORY_SECONDS: Final = 300
 _RATE_SECONDS: Final = 5
 MARK_SECONDS: Final = 150.0
-"""How long turns take is told of the last 150 to 300 seconds."""
+"""Turns are reported for the last 150 to 300 seconds."""
 _ERRORS_KEPT: Final = 128
+_MOST_PEERS: Final = 1_000
+_PEERS_NAMED: Final = 3
+_OTHERS: Final = "other addresses"
 
 
 Second = tuple[float, int, float, int, int]
@@ -55,11 +57,11 @@ class Traffic:
             self._marks.append((turn.now, turns))
 
     def turn_quantile(self, share: float) -> float:
-        """Seconds that this share of the turns of the last minutes did not go beyond; -1: none was timed."""
+        """The seconds that this share of the last minutes' turns did not exceed; -1 if none was timed."""
         return (self._turns - self._marks[0][1]).quantile(share) if self._marks else -1.0
 
     def operations(self, now: float, counts: Mapping[Op, int]) -> list[tuple[str, int, float]]:
-        """The operations that were asked: the name of each, how often so far, and how often per second."""
+        """The operations so far: the name of each, its count, and its rate per second."""
         then, before = self._counts[0] if self._counts else (now, {})
         seconds = max(now - then, 1.0)
         return [
@@ -69,18 +71,12 @@ class Traffic:
         ]
 
 
-# A client that asks one of these has come a step further, or lets others do so. Reads and waits may be
-# repeated for ever; and with ADD and COMPARE_SET, launchers give signs of life.
-_STEPS: Final = (
-    *(Op.SET, Op.APPEND, Op.MULTI_SET, Op.QUEUE_PUSH, Op.QUEUE_POP, Op.POP_CALLED, Op.BARRIER, Op.ARRIVE),
-)
-
 _SHORT_BREAK: Final = 5.0
-"""A client that waits in pieces, as torch's barrier does to log in between, has waited all the time."""
+"""A client that waits with shorter breaks, as torch's barrier does to log, counts as waiting all the time."""
 
 
 class Progress:
-    """When somebody last came a step further, to a second, and since when somebody waits."""
+    """When a client last made progress, to a second, and since when one waits."""
 
     __slots__ = ("_seen", "_waited_at", "_waiting_since", "last")
 
@@ -90,11 +86,11 @@ class Progress:
         self._waiting_since: float | None = None
         self._waited_at = 0.0
 
-    def look(
+    def end_second(
         self, now: float, arrivals: int, counts: Mapping[Op, int], oldest_wait: float | None, waiting: int
     ) -> None:
-        """About once a second: how many clients have come, what was asked so far, and who waits."""
-        seen = arrivals + sum(counts.get(op, 0) for op in _STEPS)
+        """About once a second: how many clients have arrived, what was asked so far, and who waits."""
+        seen = arrivals + sum(counts.get(op, 0) for op in PROGRESS_OPS)
         if seen != self._seen:
             self._seen, self.last = seen, now
         if waiting:
@@ -105,5 +101,60 @@ class Progress:
             self._waiting_since = None
 
     def stalled_seconds(self, now: float) -> float:
-        """How long nobody has made progress while somebody waited, to a second; 0: somebody has."""
+        """How long clients have waited without any progress, to a second; 0 if none waits."""
         return 0.0 if self._waiting_since is None else now - max(self.last, self._waiting_since)
+
+
+def address_of(peer: str) -> str:
+    """The address of a peer without its port, which is another one for each of its connections."""
+    address, colon, port = peer.rpartition(":")
+    return address if colon and port.isdigit() else peer
+
+
+class PeerLimit:
+    """Limits how often trouble with a peer is reported: a few times a second for each kind; counts the rest.
+
+    A peer that connects and sends garbage causes thousands of errors a second. A line for each would fill the
+    disk, and hide the lines of other peers.
+    """
+
+    def __init__(self, most: int = 10, most_of_all_peers: int = 100) -> None:
+        self._most = most
+        self._most_of_all_peers = most_of_all_peers
+        self._began = float("-inf")
+        self._admitted: Counter[tuple[str, str]] = Counter()
+        self._admitted_of_all = 0
+        self._left_out: Counter[str] = Counter()
+
+    def admits(self, kind: str, peer: str, now: float) -> bool:
+        """Whether to report this one; if not, it is counted."""
+        if now - self._began >= 1.0:
+            self._began = now
+            self._admitted.clear()
+            self._admitted_of_all = 0
+        address = address_of(peer)
+        if self._admitted_of_all < self._most_of_all_peers and self._admitted[kind, address] < self._most:
+            self._admitted[kind, address] += 1
+            self._admitted_of_all += 1
+            return True
+        known = address in self._left_out or len(self._left_out) < _MOST_PEERS
+        self._left_out[address if known else _OTHERS] += 1
+        return False
+
+    @property
+    def has_left_out(self) -> bool:
+        """Whether `take_left_out` has something to report."""
+        return bool(self._left_out)
+
+    def take_left_out(self, now: float) -> list[tuple[str, int]]:
+        """Addresses and how many of theirs were left out, once the second is over; then they are forgotten.
+
+        Addresses beyond the first few are one entry together.
+        """
+        if not self._left_out or now - self._began < 1.0:
+            return []
+        others = self._left_out.pop(_OTHERS, 0)
+        most = self._left_out.most_common()
+        self._left_out.clear()
+        others += sum(count for _, count in most[_PEERS_NAMED:])
+        return [*most[:_PEERS_NAMED], *([(_OTHERS, others)] if others else [])]

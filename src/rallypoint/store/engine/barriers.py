@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.engine.budget import Budget
-from rallypoint.store.engine.keyspace import State
+from rallypoint.store.engine.keyspace import Budget, State
 
 Member = TypeVar("Member")
 

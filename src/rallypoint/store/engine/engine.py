@@ -13,10 +13,8 @@ from typing import Final, Generic, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.engine.barriers import Barriers
-from rallypoint.store.engine.budget import Budget
-from rallypoint.store.engine.calls import Calls
-from rallypoint.store.engine.keyspace import Keyspace, State, Value
-from rallypoint.store.engine.waiters import Waiters
+from rallypoint.store.engine.keyspace import Budget, Keyspace, State, Value
+from rallypoint.store.engine.waiters import PendingPops, Waiters
 from rallypoint.store.wire.limits import Limits
 
 Member = TypeVar("Member")
@@ -30,7 +28,7 @@ _DIGITS: Final = 18
 class Engine(Generic[Member]):
     """One store. Not safe for threads; the caller serialises."""
 
-    __slots__ = ("_awaited", "_away", "_barriers", "_calls", "_limits", "_space", "_waiters", "get")
+    __slots__ = ("_awaited", "_away", "_barriers", "_limits", "_pops", "_space", "_waiters", "get")
 
     get: Callable[[bytes], Value | None]
     """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
@@ -41,7 +39,7 @@ class Engine(Generic[Member]):
         self._waiters: Waiters[Member] = Waiters(budget)
         self._awaited = self._waiters.awaited  # a key is looked up there with each write
         self._barriers: Barriers[Member] = Barriers(budget)
-        self._calls: Calls[Member] = Calls()
+        self._pops: PendingPops[Member] = PendingPops()
         self._away: set[Member] = set()
         self.get = self._space.values.get
 
@@ -129,7 +127,7 @@ class Engine(Generic[Member]):
 
     def pop(self, member: Member, key: bytes) -> tuple[int, bytes | None]:
         """Take the first value of a queue; return the length before, and the value if there was one."""
-        self._calls.answer(member, key)
+        self._pops.answer(member, key)
         length = self._space.queue_length(key)
         return length, self._space.pop(key)
 
@@ -158,10 +156,7 @@ class Engine(Generic[Member]):
     def wait_in_slices(
         self, member: Member, slices: Iterable[Sequence[bytes]], now: float
     ) -> Generator[None, None, bool]:
-        """As `wait`, for very many keys: others may go on behind each slice of them.
-
-        If it raises ProtocolError, `member` is to be withdrawn.
-        """
+        """As `wait`, for very many keys, a slice at a time. If it raises ProtocolError, withdraw `member`."""
         wait = self._waiters.begin(member, now)
         for keys in slices:
             missing = self.missing(keys)
@@ -180,13 +175,14 @@ class Engine(Generic[Member]):
         return self._waiters.is_untidy
 
     def sweep(self) -> bool:
-        """Go on tidying up behind members that waited for very many keys; return whether there is more."""
+        """Free a slice of the waits of members that waited for many keys; return whether there is more."""
         return self._waiters.sweep()
 
     def wait_in_turn(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
-        """As `wait`, for a member that was passed over: values for which others were called are not there.
+        """As `wait`, but a queue's item does not count while a member that was woken for it may still pop it.
 
-        True if it need not wait; it then is called to those queues, if there are any among the keys.
+        For a member that was passed over once. True if it need not wait; it is then called to those of the
+        keys that are queues.
         """
         values = self._space.values
         missing = [key for key in dict.fromkeys(keys) if key not in values and not self._has_uncalled(key)]
@@ -196,7 +192,7 @@ class Engine(Generic[Member]):
             return False
         for key in dict.fromkeys(keys):
             if key not in values:
-                self._calls.add(member, key)
+                self._pops.add(member, key)
         return True
 
     def barrier(
@@ -214,25 +210,26 @@ class Engine(Generic[Member]):
         return self._barriers.arrive(member, key, size, weight, now)
 
     def leave_barrier(self, member: Member, count: int) -> int:
-        """Take back `count` of what `member` counts for at a barrier; return how many it did count for."""
+        """Take back `count` of the arrivals of `member` at a barrier; return how many there were to take."""
         return self._barriers.leave(member, count)
 
     def count_at_barrier(self, member: Member) -> int:
-        """For how many `member` waits at a barrier, be it away or not."""
+        """How many arrivals of `member` wait at a barrier, whether it is away or not."""
         return self._barriers.count_at(member)
 
     def suspend(self, member: Member) -> None:
-        """`member` is away for a while: it does not count at barriers, and is not called to queues.
+        """Mark `member` as away: it does not count at barriers, and is not called to queues.
 
-        Its waits go on, and to what it has been called it stays called.
+        Its waits go on, and so do the calls that it has had.
         """
         self._away.add(member)
         self._barriers.suspend(member)
 
     def resume(self, member: Member) -> Sequence[Member]:
-        """`member` is back: it counts at its barriers, and is called to values that are there.
+        """`member` is back: it counts at its barriers, and is called to queues that hold something.
 
-        Returns the members that wake."""
+        Returns the members that wake.
+        """
         self._away.discard(member)
         woken = self._barriers.resume(member)
         for key in self._waiters.awaited_by(member):
@@ -241,15 +238,15 @@ class Engine(Generic[Member]):
         return woken
 
     def is_called(self, member: Member) -> bool:
-        """Whether `member` was woken by a push, and has not popped."""
-        return self._calls.includes(member)
+        """Whether a push has woken `member`, and it has not popped."""
+        return self._pops.includes(member)
 
     def withdraw(self, member: Member) -> Sequence[Member]:
         """End all that `member` waits for, because it cancels or leaves."""
         self._away.discard(member)
         self._waiters.cancel(member)
         self._barriers.withdraw(member)
-        return self._pass_on_calls(member)
+        return self._pass_on_pops(member)
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that are not there."""
@@ -291,23 +288,23 @@ class Engine(Generic[Member]):
         """Who waits at the barriers of `key`: the members for each size that was named."""
         return self._barriers.arrived(key)
 
-    def _pass_on_calls(self, member: Member) -> Sequence[Member]:
-        """Whom a push called is gone. Is there still a value that nobody else was called for?"""
+    def _pass_on_pops(self, member: Member) -> Sequence[Member]:
+        """`member` will not pop: call others to the items that it was called to, if they are still there."""
         woken: list[Member] = []
-        for key in self._calls.forget(member):
+        for key in self._pops.forget(member):
             if self._has_uncalled(key):
                 woken += self._call_one(key)
         return woken
 
     def _has_uncalled(self, key: bytes) -> bool:
-        return self._space.queue_length(key) > self._calls.count(key)
+        return self._space.queue_length(key) > self._pops.count(key)
 
     def _call_one(self, key: bytes) -> Sequence[Member]:
         if key not in self._awaited:
             return ()
         woken = self._waiters.arrive_for_one(key, self._away)
         for member in woken:
-            self._calls.add(member, key)
+            self._pops.add(member, key)
         return woken
 
     def _check_waits(self, member: Member, more: int) -> None:
@@ -322,19 +319,19 @@ class Engine(Generic[Member]):
             raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
 
     def values_state(self) -> State:
-        """What is stored, as plain data. `take_values` stores it again in another engine, which was empty."""
+        """What is stored, as plain data; `take_values` restores it in an empty engine."""
         return self._space.state()
 
     def take_values(self, state: State) -> None:
         self._space.take_state(state)
 
     def state(self, name_of: Callable[[Member], State]) -> State:
-        """Who waits for what, as plain data; `name_of` gives that for a member.
+        """Who waits for what, as plain data, with `name_of` for each member; `take_state` restores it.
 
-        To be asked when nothing is untidy. `take_state` has it again in another engine, which was empty.
+        Call it only when `is_untidy` is False.
         """
         away = sorted(name_of(member) for member in self._away)
-        parts = (self._waiters, self._barriers, self._calls)
+        parts = (self._waiters, self._barriers, self._pops)
         return [away, *[part.state(name_of) for part in parts]]
 
     def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
@@ -342,13 +339,13 @@ class Engine(Generic[Member]):
         self._away.update(map(member_of, away))
         self._waiters.take_state(waits, member_of)
         self._barriers.take_state(barriers, member_of)
-        self._calls.take_state(calls, member_of)
+        self._pops.take_state(calls, member_of)
 
     def check_invariants(self) -> None:
         """Assert that all parts agree; for tests, as it looks at everything."""
         self._space.check_invariants()
         self._waiters.check_invariants()
         self._barriers.check_invariants()
-        self._calls.check_invariants()
+        self._pops.check_invariants()
         for key in self._space.values:
             assert key not in self._awaited, f"{key!r} is there, but is waited for"

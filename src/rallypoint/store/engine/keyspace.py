@@ -1,4 +1,4 @@
-"""Keys with values, queues, and the count of the bytes that both take."""
+"""Keys with values, queues, and the bytes that they take; and the budget of what is held besides."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
+from rallypoint.store.wire.limits import Limits
 
 Value = bytes | bytearray
 """A value. It is a bytearray, owned by the keyspace and growing in place, once it has been appended to."""
@@ -172,3 +173,28 @@ def _number(key: bytes, value: Value) -> int:
         except ValueError:
             pass
     raise ProtocolError(f"ADD to key {key!r}, whose value {bytes(value[:32])!r} is no number")
+
+
+class Budget:
+    """What all clients of a process make it hold besides keys and values, in bytes.
+
+    That is waits, unread replies, incomplete requests, clients' reports, and sessions. Each is counted where
+    it is held, at what it occupies. All stores of a server share one budget.
+    """
+
+    __slots__ = ("ending", "held", "is_reported", "limit")
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limit = (limits or Limits()).held_bytes
+        self.held = 0
+        self.ending = 0
+        """How many ended sessions still have waits to withdraw."""
+        self.is_reported = False
+        """Whether the driver has been asked to lighten the load."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all clients together hold too much. Not while the waits of an ended session are
+        being withdrawn: that frees memory.
+        """
+        return self.held > self.limit and not self.ending

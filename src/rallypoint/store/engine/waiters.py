@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from rallypoint.store.engine.budget import Budget
-from rallypoint.store.engine.keyspace import State
+from rallypoint.store.engine.keyspace import Budget, State
 
 Member = TypeVar("Member")
 
@@ -300,3 +299,71 @@ class Waiters(Generic[Member]):
         for wait, count in left.items():
             assert wait.left == count > 0, f"a wait counts {wait.left} keys, the index {count}"
             assert wait in self._waits_of(wait.member)
+
+
+class PendingPops(Generic[Member]):
+    """The members that a push has woken and that have not popped yet, by member and by queue.
+
+    A push wakes ("calls") one member that waits for the queue. If that one leaves or gives up without a pop,
+    the value is still there, and the next in line has to be called instead.
+    """
+
+    __slots__ = ("_by_member", "_counts")
+
+    def __init__(self) -> None:
+        self._by_member: dict[Member, dict[bytes, None]] = {}
+        self._counts: dict[bytes, int] = {}
+
+    def add(self, member: Member, key: bytes) -> None:
+        """`member` was woken by a push to `key`."""
+        keys = self._by_member.setdefault(member, {})
+        if key not in keys:
+            keys[key] = None
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def answer(self, member: Member, key: bytes) -> None:
+        """`member` pops from `key`, whether it was called or not."""
+        keys = self._by_member.get(member)
+        if keys is not None and key in keys:
+            del keys[key]
+            if not keys:
+                del self._by_member[member]
+            self._uncount(key)
+
+    def forget(self, member: Member) -> list[bytes]:
+        """`member` will not pop; return the queues to which it was called."""
+        keys = list(self._by_member.pop(member, ()))
+        for key in keys:
+            self._uncount(key)
+        return keys
+
+    def includes(self, member: Member) -> bool:
+        """Whether `member` has been called to any queue and has not popped."""
+        return member in self._by_member
+
+    def count(self, key: bytes) -> int:
+        """How many have been called to the queue `key` and have not popped."""
+        return self._counts.get(key, 0)
+
+    def _uncount(self, key: bytes) -> None:
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
+
+    def state(self, name_of: Callable[[Member], State]) -> State:
+        """All of them, as plain data, in their order."""
+        return [(name_of(member), list(keys)) for member, keys in self._by_member.items()]
+
+    def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
+        """Become what has given this state; until then there was none."""
+        for name, keys in state:
+            for key in keys:
+                self.add(member_of(name), key)
+
+    def check_invariants(self) -> None:
+        counts: dict[bytes, int] = {}
+        for keys in self._by_member.values():
+            assert keys, "an empty set of pending pops is kept"
+            for key in keys:
+                counts[key] = counts.get(key, 0) + 1
+        assert counts == self._counts, "the pending pops are counted wrongly"

@@ -14,8 +14,8 @@ from typing import Any
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.clients import Client
 from rallypoint.store.core.context import Context
-from rallypoint.store.core.front import Front
-from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.outbox import Close, DriverTask
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.relay.finding import Place, StoreAddress
@@ -82,7 +82,7 @@ class _Nobody:
     resume = forget = suspend
 
 
-class PassingCore(Front[Passenger]):
+class PassingCore(ServerCore[Passenger]):
     """All clients of such a relay."""
 
     kind = "relay"
@@ -116,7 +116,7 @@ class PassingCore(Front[Passenger]):
         )
         if is_pressed != self._is_pressed:
             self._is_pressed = is_pressed
-            self.outbox.others.append(Work.HOLD if is_pressed else Work.READ_ON)
+            self.outbox.others.append(DriverTask.HOLD if is_pressed else DriverTask.READ_ON)
 
 
 class PassingRelay(Pump[Passenger]):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.looks import Deliver
+from rallypoint.store.core.looks import SnapshotCallback
 from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.relay.control import Control, Message
 from rallypoint.store.relay.core.ranks import Rank
@@ -56,7 +56,7 @@ class _Client(Rank):
     __slots__ = ("_core", "_stream")
 
     def __init__(self, core: WorkerCore, peer: str) -> None:
-        super().__init__(core, core.requests, core.forms, peer)
+        super().__init__(core, core.requests, core.request_table, peer)
         self._core = core
         self._stream: Stream | None = None
 
@@ -143,8 +143,8 @@ class _Look:
         self._worker = worker
         self._question = question
         self._heard = bytearray()
-        self.delivers: list[Deliver] = []
-        self.later: list[Deliver] = []
+        self.delivers: list[SnapshotCallback] = []
+        self.later: list[SnapshotCallback] = []
         """Who has asked the same since: the answer may not know what they do."""
         self._stream = worker.dial(worker.name, on_data=self._on_data, on_closed=self._on_closed)
         self._stream.send(VALIDATE + _HELLO + request(Op.LOOK, question))
@@ -215,7 +215,7 @@ class Worker(Relay):
         self._control.say({"peer": peer}, theirs)
         return Stream(self.loop, ours, on_data=on_data, on_closed=on_closed, on_room=on_room)
 
-    def ask_head(self, question: bytes, deliver: Deliver) -> None:
+    def ask_head(self, question: bytes, deliver: SnapshotCallback) -> None:
         """Have the head's answer to a LOOK delivered, or nothing. Who asks the same shares it."""
         look = self._looks.get(question)
         if look is not None:
@@ -224,7 +224,7 @@ class Worker(Relay):
             look = self._looks[question] = _Look(self, question)
             look.delivers.append(deliver)
 
-    def end_look(self, question: bytes, later: Sequence[Deliver]) -> None:
+    def end_look(self, question: bytes, later: Sequence[SnapshotCallback]) -> None:
         """The head has answered, or is gone; what has been asked since is asked now."""
         del self._looks[question]
         if later and not self._closed:

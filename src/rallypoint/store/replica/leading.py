@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rallypoint.errors import RallypointError
-from rallypoint.store.core.durations import Durations
+from rallypoint.store.core.turn import Durations
 from rallypoint.store.replica.core.callers import Caller
 from rallypoint.store.replica.core.leader import LeaderCore
 from rallypoint.store.replica.core.replica import pack_state

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final
 
-from rallypoint.store.wire.opcodes import MAGIC, SHAPES, Op
+from rallypoint.store.wire.opcodes import MAGIC, OPERATIONS, Op
 
 try:
     from rallypoint.store.wire import native
@@ -64,7 +64,7 @@ def counted_request(op: Op, contents: Sequence[bytes], *, blobs_each: int = 1) -
 
 def encode(op: Op, contents: Sequence[bytes], tail: bytes) -> bytes:
     """A request from its parts."""
-    shape = SHAPES[op]
-    if shape.counted:
-        return counted_request(op, contents, blobs_each=len(shape.blobs))
+    row = OPERATIONS[op]
+    if row.counted:
+        return counted_request(op, contents, blobs_each=len(row.blobs))
     return request(op, *contents, tail=tail)

@@ -1,5 +1,5 @@
-from rallypoint.store.wire.handlers import Handler
 from rallypoint.store.wire.limits import Limits
+from rallypoint.store.wire.requests import Handler
 
 def pack_i64(number: int, /) -> bytes: ...
 def cut_blobs(

@@ -1,4 +1,4 @@
-"""The operations of the protocol and the shape of their requests, as data.
+"""The operations of the protocol, as one table: their requests' shapes, and what else is known of them.
 
 A request is an opcode byte followed by up to three parts, each of which may be absent:
 
@@ -17,7 +17,7 @@ unknown to torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
 from typing import Final
 
 MAGIC: Final = 0x3C85F7CE
@@ -88,52 +88,94 @@ class Op(IntEnum):
     TELL = 50
 
 
+class Trait(Flag):
+    """What the program needs to know about an operation, besides its shape."""
+
+    CLIENT = auto()
+    """One of torch's: any client may send it once it has shaken hands."""
+    SESSION = auto()
+    """A relay sends it on a connection that carries a session."""
+    READ = auto()
+    """It changes nothing. (A WAIT for keys that are there changes nothing either.)"""
+    BATCH = auto()
+    """A relay may put it into a batch."""
+    SHARE = auto()
+    """A relay may answer several equal requests with one reply."""
+    REPEAT = auto()
+    """All ranks may send it byte for byte alike, and the parser may know it by its bytes. Such a request is
+    cheap, and so is its reply: at most a byte for each wait of the client's own that it ends."""
+    PROGRESS = auto()
+    """The client has come a step further, or lets others do so. Reads and waits may be repeated for ever; and
+    launchers use ADD and COMPARE_SET as signs of life."""
+
+
+_NONE = Trait(0)
+_CLIENT, _SESSION, _READ, _BATCH, _SHARE, _REPEAT, _PROGRESS = Trait
+
+
 @dataclass(frozen=True)
-class Shape:
-    """What follows an opcode: which blobs, how often, and the size of the tail.
+class Operation:
+    """What follows an opcode (which blobs, how often, the size of the tail), and the operation's traits.
 
     A blob is a key (`K`; `H` where it may be a hello, see `rollcall.identity`), a value (`V`), the token of
-    a session (`T`), a whole batch (`B`), what a relay tells of itself (`R`), a question (`Q`), the name of
-    a store (`N`) or what a client tells of its activity (`A`).
+    a session (`T`), a whole batch (`B`), a relay's report (`R`), a question (`Q`), the name of a store (`N`)
+    or a client's report of its activity (`A`).
     """
 
     blobs: str = ""
+    traits: Trait = _NONE
     counted: bool = False
     tail: int = 0
 
 
-SHAPES: Final[dict[Op, Shape]] = {
-    Op.VALIDATE: Shape(tail=4),
-    Op.SET: Shape("KV"),
-    Op.COMPARE_SET: Shape("KVV"),
-    Op.GET: Shape("K"),
-    Op.ADD: Shape("K", tail=8),
-    Op.CHECK: Shape("K", counted=True),
-    Op.WAIT: Shape("K", counted=True),
-    Op.GETNUMKEYS: Shape(),
-    Op.DELETE_KEY: Shape("H"),
-    Op.APPEND: Shape("KV"),
-    Op.MULTI_GET: Shape("K", counted=True),
-    Op.MULTI_SET: Shape("KV", counted=True),
-    Op.CANCEL_WAIT: Shape(),
-    Op.PING: Shape(tail=4),
-    Op.QUEUE_PUSH: Shape("KV"),
-    Op.QUEUE_POP: Shape("K"),
-    Op.QUEUE_LEN: Shape("K"),
-    Op.LIST_KEYS: Shape(),
-    Op.BARRIER: Shape("K", tail=8),
-    Op.SESSION: Shape("T", tail=24),
-    Op.BATCH: Shape("B"),
-    Op.PRESENT: Shape(),
-    Op.BYE: Shape(),
-    Op.ARRIVE: Shape("K", tail=16),
-    Op.LEAVE: Shape(tail=16),
-    Op.WAIT_IN_TURN: Shape("K", counted=True),
-    Op.RECALL: Shape("K"),
-    Op.POP_CALLED: Shape("K", tail=8),
-    Op.TOLD: Shape("R"),
-    Op.BEAT: Shape(),
-    Op.LOOK: Shape("Q"),
-    Op.ENTER: Shape("N"),
-    Op.TELL: Shape("A"),
+OPERATIONS: Final[dict[Op, Operation]] = {
+    Op.VALIDATE: Operation(tail=4),
+    Op.SET: Operation("KV", _CLIENT | _BATCH | _SHARE | _REPEAT | _PROGRESS),
+    Op.COMPARE_SET: Operation("KVV", _CLIENT | _BATCH),
+    Op.GET: Operation("K", _CLIENT | _BATCH | _READ | _SHARE),
+    Op.ADD: Operation("K", _CLIENT | _BATCH | _REPEAT, tail=8),
+    Op.CHECK: Operation("K", _CLIENT | _BATCH | _READ | _SHARE | _REPEAT, counted=True),
+    Op.WAIT: Operation("K", _CLIENT | _BATCH | _REPEAT, counted=True),
+    Op.GETNUMKEYS: Operation("", _CLIENT | _BATCH | _READ | _SHARE),
+    Op.DELETE_KEY: Operation("H", _CLIENT | _BATCH),
+    Op.APPEND: Operation("KV", _CLIENT | _BATCH | _PROGRESS),
+    Op.MULTI_GET: Operation("K", _CLIENT | _BATCH | _READ | _SHARE, counted=True),
+    Op.MULTI_SET: Operation("KV", _CLIENT | _BATCH | _PROGRESS, counted=True),
+    Op.CANCEL_WAIT: Operation("", _CLIENT | _REPEAT),
+    Op.PING: Operation("", _CLIENT | _READ | _REPEAT, tail=4),
+    Op.QUEUE_PUSH: Operation("KV", _CLIENT | _BATCH | _PROGRESS),
+    Op.QUEUE_POP: Operation("K", _CLIENT | _BATCH | _PROGRESS),
+    Op.QUEUE_LEN: Operation("K", _CLIENT | _BATCH | _READ | _SHARE),
+    Op.LIST_KEYS: Operation("", _CLIENT | _BATCH | _READ | _SHARE),
+    Op.BARRIER: Operation("K", _CLIENT | _REPEAT | _PROGRESS, tail=8),
+    Op.SESSION: Operation("T", _SESSION, tail=24),
+    Op.BATCH: Operation("B", _SESSION),
+    Op.PRESENT: Operation("", _SESSION),
+    Op.BYE: Operation("", _SESSION),
+    Op.BEAT: Operation("", _SESSION),
+    Op.ARRIVE: Operation("K", _BATCH | _PROGRESS, tail=16),
+    Op.LEAVE: Operation("", _BATCH, tail=16),
+    Op.WAIT_IN_TURN: Operation("K", _BATCH, counted=True),
+    Op.RECALL: Operation("K", _BATCH),
+    Op.POP_CALLED: Operation("K", _BATCH | _PROGRESS, tail=8),
+    Op.TOLD: Operation("R", _BATCH),
+    Op.LOOK: Operation("Q"),
+    Op.ENTER: Operation("N"),
+    Op.TELL: Operation("A"),
 }
+"""Every operation. A new one is a row here, and a method of each handler that serves it (see `requests`)."""
+
+
+def _with(trait: Trait) -> frozenset[Op]:
+    return frozenset(op for op, row in OPERATIONS.items() if trait in row.traits)
+
+
+CLIENT_OPS: Final = _with(Trait.CLIENT)
+SESSION_OPS: Final = _with(Trait.SESSION)
+READ_OPS: Final = _with(Trait.READ)
+BATCH_OPS: Final = _with(Trait.BATCH)
+SHARE_OPS: Final = _with(Trait.SHARE)
+REPEAT_OPS: Final = _with(Trait.REPEAT)
+PROGRESS_OPS: Final = _with(Trait.PROGRESS)
+LOGGED_OPS: Final = (CLIENT_OPS | SESSION_OPS) - {Op.BEAT}
+"""What the log of a replicated store records. A BEAT asks the leader itself, and changes nothing."""

@@ -8,7 +8,7 @@ two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
 sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. And
-what all ranks say at a barrier is the same, byte by byte: see `repeated`. Compiled, so is each of the hot
+what all ranks say at a barrier is the same, byte by byte: see `whole`. Compiled, so is each of the hot
 requests, also with a SET before it.
 
 A few bytes may ask for much work. So `feed` stops after about `STEPS_AT_ONCE` steps, behind `BYTES_AT_ONCE`
@@ -24,11 +24,10 @@ from typing import Final, Generic
 
 from rallypoint.errors import LimitError, ProtocolError, UnknownOperationError
 from rallypoint.store.wire.encoding import VALIDATE, unpack_u32, unpack_u64
-from rallypoint.store.wire.form import Form
-from rallypoint.store.wire.handlers import Deliver, HandlerT
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import MAGIC, NO_TLS, SHAPES, TLS_BYTE, Op
-from rallypoint.store.wire.repeated import REPEATED_BYTES, Repeated
+from rallypoint.store.wire.opcodes import MAGIC, NO_TLS, OPERATIONS, TLS_BYTE, Op
+from rallypoint.store.wire.requests import Deliver, HandlerT, RequestSpec
+from rallypoint.store.wire.whole import REPEATED_BYTES, Repeated
 
 try:
     from rallypoint.store.wire.native import Hot, cut_blobs
@@ -57,15 +56,15 @@ STEPS_AT_ONCE = 256
 """How much one client may have done at a time, while others wait: about a quarter of a millisecond. A reply
 is a step, and so are 64 bytes of a large one."""
 BYTES_AT_ONCE = 2_048
-"""No more short requests than these are read at a time. So requests without a reply, and GETs, which are the
-hot path, need not be counted."""
+"""How many bytes of short requests one feed may carry out. This bounds the requests that are not counted as
+steps: those without a reply, and GETs, which are the hot path."""
 STEP_BYTES: Final = 64
 BLOB_BYTES: Final = 48
 """What a key or a value takes in memory besides its bytes."""
 
 
-class Forms(Generic[HandlerT]):
-    """The table that all parsers of one server share: a form per opcode, under the server's limits."""
+class RequestTable(Generic[HandlerT]):
+    """The table that all parsers of one server share: a spec per opcode, under the server's limits."""
 
     __slots__ = ("by_opcode", "get_cap", "hot", "limits", "repeated", "request_cap")
 
@@ -78,9 +77,9 @@ class Forms(Generic[HandlerT]):
         self.request_cap = limits.request_bytes
         self.get_cap = min(limits.key_bytes, limits.request_bytes - 9)  # for the key of a GET
         # None where there is no operation, and for VALIDATE, which is read by itself.
-        self.by_opcode: list[Form[HandlerT] | None] = [None] * 256
+        self.by_opcode: list[RequestSpec[HandlerT] | None] = [None] * 256
         for op, deliver in deliveries.items():
-            self.by_opcode[op] = Form(op, deliver, limits)
+            self.by_opcode[op] = RequestSpec(op, deliver, limits)
         self.repeated: Repeated[HandlerT] = Repeated(limits, self.by_opcode)
         self.hot = Hot(limits, _LARGE_REPLY) if is_prompt and Hot is not None else None
 
@@ -100,9 +99,9 @@ class Forms(Generic[HandlerT]):
             for op, count in hot.items():
                 if count:
                     counts[op] = counts.get(op, 0) + count
-        for form in self.by_opcode:
-            if form is not None and form.count:
-                counts[form.op] = counts.get(form.op, 0) + form.count
+        for spec in self.by_opcode:
+            if spec is not None and spec.count:
+                counts[spec.op] = counts.get(spec.op, 0) + spec.count
         counts.pop(Op.GET, None)  # those that came in pieces
         counts[Op.GET] = operations - sum(counts.values())
         return counts
@@ -115,8 +114,6 @@ class RequestParser(Generic[HandlerT]):
         "_atom",
         "_blobs",
         "_blobs_left",
-        "_form",
-        "_forms",
         "_get_cap",
         "_handler",
         "_held",
@@ -126,21 +123,23 @@ class RequestParser(Generic[HandlerT]):
         "_known",
         "_need",
         "_size",
+        "_spec",
+        "_table",
         "operations",
     )
 
-    def __init__(self, handler: HandlerT, forms: Forms[HandlerT]) -> None:
+    def __init__(self, handler: HandlerT, table: RequestTable[HandlerT]) -> None:
         self._handler = handler
-        self._forms = forms
-        self._get_cap = forms.get_cap
-        self._hot = forms.hot
-        self._known = forms.repeated.calls
+        self._table = table
+        self._get_cap = table.get_cap
+        self._hot = table.hot
+        self._known = table.repeated.calls
         # The request under way: which atom comes next, how many bytes that takes (0: between two
         # requests), those of them that have come, what has been read before it, and its size.
         self._atom = _HANDSHAKE
         self._need = len(VALIDATE)
         self._kept = bytearray()
-        self._form: Form[HandlerT] | None = None
+        self._spec: RequestSpec[HandlerT] | None = None
         self._blobs: list[bytes] = []
         self._blobs_left = 0
         self._size = 0
@@ -192,7 +191,7 @@ class RequestParser(Generic[HandlerT]):
                     self.operations += operations
                     return deliver(self._handler, blobs, tail) or b""
                 if known is None:
-                    self._forms.repeated.notice(data)
+                    self._table.repeated.notice(data)
         elif self._atom == _REST:
             return self._feed_rest(data)
         else:
@@ -234,11 +233,11 @@ class RequestParser(Generic[HandlerT]):
     def _hold(self) -> None:
         """Tell how many bytes are kept of requests that are not complete, or not carried out."""
         held = len(self._kept)
-        if self._form is not None:
+        if self._spec is not None:
             held += self._size + BLOB_BYTES * len(self._blobs)
-        if held != self._held or self._form is not None:  # a piece more has come, be it of the same size
+        if held != self._held or self._spec is not None:  # a piece more has come, be it of the same size
             self._held = held
-            self._handler.hold(held, self._form is not None)
+            self._handler.hold(held, self._spec is not None)
 
     def _read_all(self, data: bytes, replies: list[bytes]) -> bytes:
         try:
@@ -246,24 +245,24 @@ class RequestParser(Generic[HandlerT]):
         except ProtocolError as error:
             error.replies = b"".join(replies) + error.replies
             # The client may stay for what it is owed; what it has sent is of no use any more.
-            self._kept, self._form, self._blobs = bytearray(), None, []
+            self._kept, self._spec, self._blobs = bytearray(), None, []
             self._hold()
             raise
         return replies[0] if len(replies) == 1 else b"".join(replies)
 
     def _read(self, data: bytes, replies: list[bytes]) -> None:
         """Read all requests that end in `data`. The state is in local variables: this is the hot path."""
-        handler, hot, by_opcode = self._handler, self._hot, self._forms.by_opcode
-        get_cap, request_cap = self._forms.get_cap, self._forms.request_cap
+        handler, hot, by_opcode = self._handler, self._hot, self._table.by_opcode
+        get_cap, request_cap = self._table.get_cap, self._table.request_cap
         begin = -self._size  # where the request under way begins: before this data, or in it
         position = self._go_on(data) if self._need else 0
-        form, blobs, left = self._form, self._blobs, self._blobs_left
+        spec, blobs, left = self._spec, self._blobs, self._blobs_left
         end = len(data)
         pause = min(end, BYTES_AT_ONCE)
         others = len(replies)  # replies that are not to a GET
         steps = STEPS_AT_ONCE
         while True:
-            if form is None and hot is not None and position < pause:
+            if spec is None and hot is not None and position < pause:
                 count = len(replies)
                 try:
                     position, more = hot.serve(handler, data, position, pause, replies)
@@ -276,7 +275,7 @@ class RequestParser(Generic[HandlerT]):
                     if self._is_unfinished or (steps < 0 and position < end):
                         self._stop(data[position:], is_unfinished=self._is_unfinished)
                         break
-            if form is None:
+            if spec is None:
                 if position >= pause:
                     if position < end:
                         self._stop(data[position:], is_unfinished=False)
@@ -301,19 +300,19 @@ class RequestParser(Generic[HandlerT]):
                                 self._stop(data[position:], is_unfinished=self._is_unfinished)
                                 break
                         continue
-                    form, blobs, left = self._cut_get(length), [], 1
+                    spec, blobs, left = self._cut_get(length), [], 1
                     break
-                form = by_opcode[opcode] or self._no_form(opcode)
-                blobs, left = [], form.period
-                if form.counted:
+                spec = by_opcode[opcode] or self._no_spec(opcode)
+                blobs, left = [], spec.period
+                if spec.counted:
                     if position + 8 > end:
                         self._expect(_COUNT, 8)
                         break
-                    left = self._repeated(form, unpack_u64(data, position)[0])
+                    left = self._repeated(spec, unpack_u64(data, position)[0])
                     position += 8
             if left >= _MANY_BLOBS and cut_blobs is not None:
                 count = len(blobs)
-                position = cut_blobs(data, position, blobs, left, form.caps, begin + request_cap)
+                position = cut_blobs(data, position, blobs, left, spec.caps, begin + request_cap)
                 left -= len(blobs) - count
             while left:
                 start = position + 8
@@ -322,8 +321,8 @@ class RequestParser(Generic[HandlerT]):
                     break
                 (length,) = unpack_u64(data, position)
                 stop = start + length
-                if length > form.caps[-left % form.period] or stop - begin > request_cap:
-                    raise self._too_long(form, length, -left % form.period)
+                if length > spec.caps[-left % spec.period] or stop - begin > request_cap:
+                    raise self._too_long(spec, length, -left % spec.period)
                 if stop > end:
                     position = start
                     self._expect(_BODY, length)
@@ -333,17 +332,17 @@ class RequestParser(Generic[HandlerT]):
                 left -= 1
             if left:
                 break
-            stop = position + form.tail
+            stop = position + spec.tail
             if stop > end:
-                self._expect(_TAIL, form.tail)
+                self._expect(_TAIL, spec.tail)
                 break
             if stop - begin > request_cap:
-                raise self._too_long(form)
-            form.count += 1
+                raise self._too_long(spec)
+            spec.count += 1
             self.operations += 1
-            answer = form.deliver(handler, blobs, data[position:stop])
+            answer = spec.deliver(handler, blobs, data[position:stop])
             position = stop
-            form = None
+            spec = None
             if answer:
                 others += 1
                 replies.append(answer)
@@ -355,15 +354,15 @@ class RequestParser(Generic[HandlerT]):
             elif answer is None:
                 self._stop(data[position:], is_unfinished=True)
                 break
-        self._form, self._blobs, self._blobs_left = form, blobs, left
+        self._spec, self._blobs, self._blobs_left = spec, blobs, left
         self.operations += len(replies) - others  # the GETs
-        if form is not None:
+        if spec is not None:
             # The data ends within a request: keep the bytes of the atom that is not complete.
             self._size = position - begin
             self._kept += data[position:]
             if len(blobs) > STEPS_AT_ONCE:
                 self._handler.postpone()  # to read so many keys takes its time, too
-        if form is not None or self._held:
+        if spec is not None or self._held:
             self._hold()
 
     def _gather(self, data: bytes) -> bytes:
@@ -388,8 +387,8 @@ class RequestParser(Generic[HandlerT]):
         if atom == _HANDSHAKE:
             self._shake_hands(data)
         elif atom == _COUNT:
-            assert self._form is not None
-            self._blobs_left = self._repeated(self._form, unpack_u64(data, 0)[0])
+            assert self._spec is not None
+            self._blobs_left = self._repeated(self._spec, unpack_u64(data, 0)[0])
         elif atom == _BODY:
             self._blobs.append(data[:need])
             self._blobs_left -= 1
@@ -403,38 +402,38 @@ class RequestParser(Generic[HandlerT]):
             error.replies = NO_TLS
             raise error
         if data[0] != _VALIDATE:
-            name = Op(data[0]).name if data[0] in SHAPES else f"operation {data[0]}"
+            name = Op(data[0]).name if data[0] in OPERATIONS else f"operation {data[0]}"
             raise ProtocolError(f"{name} before VALIDATE")
         (magic,) = unpack_u32(data, 1)
         if magic != MAGIC:
             raise ProtocolError(f"VALIDATE carries 0x{magic:08X} instead of 0x{MAGIC:08X}")
         self._handler.validate()
 
-    def _no_form(self, opcode: int) -> Form[HandlerT]:
+    def _no_spec(self, opcode: int) -> RequestSpec[HandlerT]:
         if opcode == _VALIDATE:
             raise ProtocolError("a second VALIDATE")
         raise UnknownOperationError(f"there is no operation {opcode}")
 
-    def _cut_get(self, length: int) -> Form[HandlerT]:
+    def _cut_get(self, length: int) -> RequestSpec[HandlerT]:
         """Prepare for the rest of a GET whose length has been read, but whose key has not come whole."""
-        form = self._forms.by_opcode[_GET] or self._no_form(_GET)
-        if length > self._forms.get_cap:
-            raise self._too_long(form, length)
+        spec = self._table.by_opcode[_GET] or self._no_spec(_GET)
+        if length > self._table.get_cap:
+            raise self._too_long(spec, length)
         self._expect(_BODY, length)
-        return form
+        return spec
 
-    def _repeated(self, form: Form[HandlerT], count: int) -> int:
-        limit = self._forms.limits.keys_per_request
+    def _repeated(self, spec: RequestSpec[HandlerT], count: int) -> int:
+        limit = self._table.limits.keys_per_request
         if count > limit:
-            raise form.too_many_keys(count, limit)
-        return form.period * count
+            raise spec.too_many_keys(count, limit)
+        return spec.period * count
 
     def _expect(self, atom: int, need: int) -> None:
         self._atom, self._need = atom, need
 
-    def _too_long(self, form: Form[HandlerT], length: int = 0, index: int = 0) -> LimitError:
+    def _too_long(self, spec: RequestSpec[HandlerT], length: int = 0, index: int = 0) -> LimitError:
         """Which limit a blob of this length broke: its own, or that of the whole request."""
-        if length and length > form.caps[index]:
-            return form.blob_too_long(length, index)
-        cap = self._forms.request_cap
-        return LimitError(f"{form.op.name} of more than {cap:,} bytes, the limit request_bytes")
+        if length and length > spec.caps[index]:
+            return spec.blob_too_long(length, index)
+        cap = self._table.request_cap
+        return LimitError(f"{spec.op.name} of more than {cap:,} bytes, the limit request_bytes")

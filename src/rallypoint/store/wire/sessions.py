@@ -1,20 +1,20 @@
 """The extension for relays: many clients' requests over one connection, each carried out once.
 
-A relay asks for the extension with an ordinary CHECK of `ANNOUNCED`, a key that no client can have, since
-they put a slash in front of theirs: torch's server says that it is not there. It then opens a SESSION, which
-outlives its connection, and sends BATCHes of requests. What comes back is a stream of frames.
+A relay finds out whether a server has the extension by an ordinary CHECK of `ANNOUNCED`, a key that no client
+can have, since clients put a slash in front of theirs: torch's server answers that it is not there. The relay
+then opens a SESSION, which outlives its connection, and sends BATCHes of requests. The answers are a stream
+of frames.
 
     BATCH      number u64, taken u64, then requests, each as a blob
     frame      as a blob: number u64, taken u64, then items
     item       tag u64, status u8, content as a blob
 
-Batches and frames are numbered from 1, each by its sender, and `taken` is the number of the last one that
-the sender has got from the other side. What the other side has not taken is kept, and sent again when the
-session is taken up on a new connection. Requests are numbered from 0 on throughout the session: that
-is their tag.
+Each side numbers its batches or frames from 1. `taken` acknowledges: it is the number of the last one that
+the sender has received. Each side keeps what is not acknowledged, and sends it again when the session is
+taken up on a new connection. Requests are numbered from 0 throughout the session; that number is their tag.
 
-A BEAT is answered among the frames: by a blob of no bytes, or by a note, which has the number 0 and tells why
-the store cannot go on now.
+A BEAT is answered among the frames: by an empty blob, or by a note, a frame of number 0 that says why the
+store cannot go on now.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from rallypoint.store.wire.encoding import (
 from rallypoint.store.wire.opcodes import STOP_WAITING, Op
 
 ANNOUNCED: Final = b"rallypoint/sessions/3"
-"""What a server that knows sessions says is there; so does one that answers a LOOK."""
+"""The key that a server with sessions reports as present. Such a server also answers a LOOK."""
 
 ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
 
 NAMES_ANNOUNCED: Final = b"rallypoint/names/1"
-"""What a server says is there that holds several stores, with names: an ENTER says which one is meant."""
+"""The key that a server with several named stores reports as present: ENTER chooses one."""
 
 ASK_FOR_NAMES: Final = counted_request(Op.CHECK, [NAMES_ANNOUNCED])
 
@@ -52,7 +52,7 @@ TOKEN_BYTES: Final = 16
 
 
 class Status(IntEnum):
-    """What an item tells of its request."""
+    """What has become of an item's request."""
 
     DONE = 0
     """The content is the reply, as a client would get it.
@@ -61,35 +61,35 @@ class Status(IntEnum):
     batch that had been taken when it ended, or 0 if that is not known.
     """
     REFUSED = 1
-    """It was not carried out, and a client that sent it is to be disconnected. The content says why."""
+    """It was not carried out, and the client that sent it must be disconnected. The content says why."""
     CALLED = 2
     """A push has ended a wait: one of the clients that share it may pop. The content is as of DONE."""
     UNCHANGED = 3
     """The value is the one that was sent last for this key."""
     TELL = 4
-    """Of no request, and with the tag UNASKED: the relay is to tell of itself, with a TOLD."""
+    """Answers no request, and has the tag UNASKED: it asks the relay for a report, by a TOLD."""
     PIECE = 5
-    """It was carried out, and the content is a piece of the reply. More pieces come, the last of them with
-    another status. The first piece comes at once, and is empty."""
+    """It was carried out, and the content is a piece of the reply. More pieces follow, the last one with
+    another status. The first piece is sent at once, and is empty."""
 
 
 class Answer(IntEnum):
-    """What a SESSION is answered with."""
+    """The answer to a SESSION."""
 
     NEW = 0
     TAKEN_UP = 1
     UNKNOWN = 2
-    """There was such a session, but it has been given up: what was under way is lost."""
+    """There was such a session, but it has ended: what was under way is lost."""
 
 
 class Welcome(NamedTuple):
-    """The answer to a SESSION."""
+    """The answer to a SESSION, with what the server allows."""
 
     answer: int
     keeps_ms: int
     """How long the server keeps the session without a connection."""
     taken: int
-    """The last batch that it has got."""
+    """The last batch that it has received."""
     most_bytes: int
     """The longest BATCH that it takes."""
 
@@ -101,7 +101,7 @@ PIECE_BYTES = 1 << 16
 MOST_UNTAKEN = 1 << 18
 
 UNASKED: Final = (1 << 64) - 1
-"""The tag of what a server says without having been asked."""
+"""The tag of an item that answers no request."""
 
 MOST_ARRIVALS: Final = 1 << 24
 """In one ARRIVE."""
@@ -136,7 +136,7 @@ def parse_arrive(tail: bytes) -> tuple[int, int]:
 
 
 def session_request(token: bytes, keep_ms: int, taken: int, *, known: bool) -> bytes:
-    """Open a session, or take it up: `known` says that the server must know it."""
+    """Open a session, or take it up; `known`: the server must know it."""
     return request(Op.SESSION, token, tail=_SESSION.pack(keep_ms, taken, known))
 
 
@@ -160,7 +160,7 @@ def batch(number: int, taken: int, requests: Sequence[bytes]) -> bytes:
 
 
 def parse_head(payload: bytes) -> tuple[int, int]:
-    """The number of a batch or a frame, and the last one that its sender has taken."""
+    """The number of a batch or a frame, and the last one that its sender has received."""
     if len(payload) < _HEAD.size:
         raise ProtocolError(f"a batch or frame of {len(payload)} bytes has no room for its number")
     number, taken = _HEAD.unpack_from(payload)
@@ -168,10 +168,10 @@ def parse_head(payload: bytes) -> tuple[int, int]:
 
 
 class Note(NamedTuple):
-    """The answer of a store to a BEAT that does not know whether it leads: not a sign of life."""
+    """The answer to a BEAT of a store that does not know whether it leads. It is no sign of life."""
 
     trouble: str = ""
-    """What keeps it from going on; nothing if it does not know that either."""
+    """What keeps it from going on; empty if it does not know that either."""
     advice: str = ""
 
 
@@ -203,12 +203,12 @@ def parse_requests(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def end_of_wait(taken: int) -> bytes:
-    """The answer to a wait, when `taken` batches had been taken."""
+    """The answer to a wait that ended after `taken` batches had been received."""
     return STOP_WAITING + pack_u64(taken)
 
 
 def parse_end_of_wait(content: bytes) -> int:
-    """How many batches had been taken."""
+    """How many batches had been received when the wait ended."""
     if len(content) != 9:
         raise ProtocolError(f"a wait was answered with {len(content)} bytes")
     return int(unpack_u64(content, 1)[0])
@@ -255,32 +255,32 @@ def parse_items(payload: bytes) -> Iterator[tuple[int, Status, bytes]]:
 _STATUSES: Final = {int(status): status for status in Status}
 
 
-class Kept:
-    """What one side has sent and the other has not taken, to be sent again: batches, or frames."""
+class ResendBuffer:
+    """The batches or frames that one side has sent and the other has not acknowledged, to be sent again."""
 
     __slots__ = ("_sent", "bytes", "number")
 
     def __init__(self) -> None:
         self._sent: deque[tuple[int, bytes]] = deque()
         self.number = 0
-        """Of the last one that was sent."""
+        """The number of the last one that was sent."""
         self.bytes = 0
 
     def add(self, data: bytes) -> None:
-        """Keep the next one; it is of the number behind the last."""
+        """Keep the next one."""
         self.number += 1
         self._sent.append((self.number, data))
         self.bytes += len(data)
 
     def let_go(self, taken: int) -> None:
-        """The other side has taken all up to this one; what is sent again tells old news."""
+        """Drop all up to this one, which the other side has received. An old number changes nothing."""
         if taken > self.number:
             raise ProtocolError(f"the other side has taken number {taken}, but there were {self.number}")
         while self._sent and self._sent[0][0] <= taken:
             self.bytes -= len(self._sent.popleft()[1])
 
     def reaches_back_to(self, taken: int) -> bool:
-        """Whether all behind this one can be sent again."""
+        """Whether all after this one can be sent again."""
         return self.number - len(self._sent) <= taken <= self.number
 
     def all(self) -> list[bytes]:
@@ -291,8 +291,8 @@ class Kept:
         return [self.number, self.all()]
 
     @classmethod
-    def of(cls, number: int, sent: Sequence[bytes]) -> Kept:
-        """What has given this state."""
+    def of(cls, number: int, sent: Sequence[bytes]) -> ResendBuffer:
+        """The buffer of a `state`."""
         kept = cls()
         kept.number = number - len(sent)
         for data in sent:
@@ -306,7 +306,7 @@ class Kept:
 
 
 class FrameReader:
-    """Takes a stream of blobs in any pieces; gives the whole ones, but for signs of life, which are empty."""
+    """Takes a stream of blobs in any pieces; returns the whole ones, except empty ones (signs of life)."""
 
     __slots__ = ("_kept", "_need")
 

@@ -288,7 +288,7 @@ class RelayCarrier:
         leaver.left(1)
 
     def _told(self, session: Session, _: Line, tag: int, blobs: list[bytes], __: bytes) -> None:
-        session.take_told(blobs[0], self._turn.now)
+        session.store_report(blobs[0], self._turn.now)
         session.answer(tag, Status.DONE, b"")
 
     def _pop_called(self, session: Session, line: Line, tag: int, blobs: list[bytes], tail: bytes) -> None:

@@ -36,12 +36,9 @@ from rallypoint.store.relay.core.slots import (
     WaitSlot,
 )
 from rallypoint.store.wire.encoding import pack_u64, unpack_i64
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import SHARE_OPS, Op
 from rallypoint.store.wire.sessions import Status, pack_pair, parse_count, parse_end_of_wait
 
-_SHARED: Final = frozenset(
-    {Op.GET, Op.CHECK, Op.MULTI_GET, Op.SET, Op.GETNUMKEYS, Op.LIST_KEYS, Op.QUEUE_LEN}
-)
 _SHORT: Final = 256  # the longest value of a SET that is compared with others
 _REQUEST_COST: Final = 256  # what a request takes besides its bytes, roughly
 _JOIN_COST: Final = 128  # and one that joins it
@@ -91,7 +88,7 @@ class Combiner:
         """A request that is answered at once."""
         if op is Op.ADD:
             self._add(line, blobs[0], unpack_i64(tail)[0], asker)
-        elif op in _SHARED and (op is not Op.SET or len(blobs[1]) <= _SHORT):
+        elif op in SHARE_OPS and (op is not Op.SET or len(blobs[1]) <= _SHORT):
             self._share(line, op, blobs, asker)
         else:
             self._put(line, PlainSlot(op, blobs, tail, asker), blobs)

@@ -12,9 +12,9 @@ from typing import Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.front import Front
 from rallypoint.store.core.looks import Pending
 from rallypoint.store.core.outbox import Close, Pause
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.slices import SLICE, Rest
 from rallypoint.store.engine.waiters import size_of
 from rallypoint.store.relay.core.requests import Requests
@@ -23,7 +23,7 @@ from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, blob, pack_i64, unpack_i64
 from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
-from rallypoint.store.wire.parser import Forms, RequestParser
+from rallypoint.store.wire.parser import RequestParser, RequestTable
 from rallypoint.store.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED, Status
 
 _ANNOUNCED: Final = [ANNOUNCED]
@@ -139,9 +139,11 @@ class Rank(Client):
         *("_is_paused", "_relay", "_replies", "_requests", "_waits", "_waits_held", "is_present", "last"),
     )
 
-    def __init__(self, relay: Front[Rank], requests: Requests, forms: Forms[Rank], peer: str) -> None:
+    def __init__(
+        self, relay: ServerCore[Rank], requests: Requests, table: RequestTable[Rank], peer: str
+    ) -> None:
         super().__init__(relay.clients, relay.sessions, peer)
-        self.read_with(RequestParser(self, forms))
+        self.read_with(RequestParser(self, table))
         self.last = 0  # it is a line of its own
         self.is_present = True
         self._relay = relay

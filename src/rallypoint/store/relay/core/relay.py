@@ -1,6 +1,6 @@
 """The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
 
-The clients' side is a `Front`, which a pump serves as it serves the store's. The upstream side is for
+The clients' side is a `ServerCore`, which a pump serves as it serves the store's. The upstream side is for
 the driver: it shakes hands, sends what `connect` gives, passes what it reads to `receive_upstream`, sends
 what that and `flush` return, and says when the connection is lost.
 """
@@ -12,31 +12,36 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.store.core.about import About
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.context import About, Context
 from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.children import RelayCarrier
 from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.requests import Requests
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
-from rallypoint.store.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS, Deliver, carried
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.parser import Forms
+from rallypoint.store.wire.parser import RequestTable
+from rallypoint.store.wire.requests import (
+    CLIENT_METHODS,
+    EXTENSION_METHODS,
+    SESSION_METHODS,
+    Deliver,
+    carried,
+)
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall import snapshot as told
 
 
-class RelayCore(Front[Rank]):
+class RelayCore(ServerCore[Rank]):
     """One relay. Not safe for threads."""
 
     kind = "relay"
 
-    __slots__ = ("_is_telling", "forms", "requests", "tell_upstream", "upstream")
+    __slots__ = ("_is_telling", "request_table", "requests", "tell_upstream", "upstream")
 
     def __init__(
         self,
@@ -49,8 +54,8 @@ class RelayCore(Front[Rank]):
         context = Context(limits, turn, about)
         self.requests = Requests(context)
         super().__init__(context, RelayCarrier(self.requests, context.turn))
-        own: dict[Op, Deliver[Rank]] = {**SESSIONS, **ENTERS, **LOOKS, **TELLS}
-        self.forms: Forms[Rank] = Forms(self.limits, {**carried(SERVED), **own})
+        own: dict[Op, Deliver[Rank]] = {**SESSION_METHODS, **EXTENSION_METHODS}
+        self.request_table: RequestTable[Rank] = RequestTable(self.limits, {**carried(CLIENT_METHODS), **own})
         self.tell_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._open_session(token)
@@ -62,7 +67,7 @@ class RelayCore(Front[Rank]):
     # Clients
 
     def _make(self, peer: str) -> Rank:
-        return Rank(self, self.requests, self.forms, peer)
+        return Rank(self, self.requests, self.request_table, peer)
 
     def _leave(self, client: Rank) -> None:
         super()._leave(client)
@@ -75,7 +80,7 @@ class RelayCore(Front[Rank]):
     # What it knows
 
     def counts(self) -> dict[Op, int]:
-        counts = self.forms.counts(self.clients.operations)
+        counts = self.request_table.counts(self.clients.operations)
         for op, count in super().counts().items():
             counts[op] = counts.get(op, 0) + count
         return counts

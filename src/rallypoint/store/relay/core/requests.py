@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import Work
+from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.slots import Asker, Line
@@ -54,7 +54,7 @@ class Requests:
         """There may be something to send: say so, once until it is sent."""
         if not self._is_due:
             self._is_due = True
-            self._others.append(Work.FLUSH)
+            self._others.append(DriverTask.FLUSH)
         self.check_pressure()
 
     def be_sent(self) -> None:
@@ -81,11 +81,11 @@ class Requests:
         is_crowded = self.combiner.unsent_cost > _CROWD
         if is_crowded != self._is_crowded:
             self._is_crowded = is_crowded
-            self._others.append(Work.CROWDED if is_crowded else Work.ROOM)
+            self._others.append(DriverTask.CROWDED if is_crowded else DriverTask.ROOM)
         held = self.combiner.held_bytes + self.replies_due * _REPLY_BYTES
         if held > self._limit and not self._is_pressed:
             self._is_pressed = True
-            self._others.append(Work.HOLD)
+            self._others.append(DriverTask.HOLD)
         elif held <= self._limit // 2 and self._is_pressed:
             self._is_pressed = False
-            self._others.append(Work.READ_ON)
+            self._others.append(DriverTask.READ_ON)

@@ -21,8 +21,8 @@ from rallypoint.store.wire.sessions import (
     WELCOME_BYTES,
     Answer,
     FrameReader,
-    Kept,
     Note,
+    ResendBuffer,
     Status,
     batch,
     parse_head,
@@ -80,7 +80,7 @@ class Upstream:
         self._ticks = 0  # since when it does not know of one
         self._silent = 0  # how often `beat` was called since something came
         self._note = Note()
-        self._kept = Kept()
+        self._kept = ResendBuffer()
         self.batches = 0
         """How many have been sent; repetitions do not count."""
         self.frames = 0

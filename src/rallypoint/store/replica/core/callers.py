@@ -7,16 +7,16 @@ from typing import Any, Final, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client, Clients
-from rallypoint.store.core.looks import Deliver
+from rallypoint.store.core.looks import SnapshotCallback
 from rallypoint.store.core.outbox import Close, Outbox
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.rollcall.identity import Role, is_hello, parse_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, blob, encode, pack_i64
-from rallypoint.store.wire.opcodes import READY, Op
-from rallypoint.store.wire.parser import Forms, RequestParser
+from rallypoint.store.wire.opcodes import READ_OPS, READY, Op
+from rallypoint.store.wire.parser import RequestParser, RequestTable
 from rallypoint.store.wire.sessions import ANNOUNCED, Note, pack_note
-from rallypoint.store.wire.whole import READS, Nature, Scanner
+from rallypoint.store.wire.whole import Nature, Scanner
 
 _SCANNED_BYTES: Final = 4_096
 """Longer data is parsed, so that one client's flood is cut into slices."""
@@ -28,7 +28,7 @@ class Leading(Protocol):
     clients: Clients[Any]
     sessions: Sessions
     outbox: Outbox[Any]
-    forms: Forms[Any]
+    request_table: RequestTable[Any]
     scanner: Scanner
 
     def log_requests(self, caller: Any, data: bytes) -> None:
@@ -43,7 +43,7 @@ class Leading(Protocol):
     def trouble(self) -> Note:
         """What keeps the leader from going on."""
 
-    def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
+    def look_at(self, name: str, question: Question, deliver: SnapshotCallback) -> None:
         """Make a snapshot of a store."""
 
 
@@ -81,14 +81,14 @@ class Caller(Client):
         """Whether the log knows that it has gone, or will."""
         self.pending = 0
         """How many of its entries are not committed."""
-        self.read_with(RequestParser(self, leader.forms))
+        self.read_with(RequestParser(self, leader.request_table))
         self.receive = self._receive
 
     def _receive(self, data: bytes) -> bytes:
         parser = self._parser
         assert parser is not None
         if not self._only_looks and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
-            nature, awaited = self._leader.scanner.look(data)
+            nature, awaited = self._leader.scanner.classify(data)
             if nature is Nature.READS and self._may_read(awaited):
                 return self._read(data)
             if nature is not Nature.OTHER:
@@ -114,7 +114,7 @@ class Caller(Client):
             return answer
         self._only_looks = False
         data = encode(op, blobs, tail)
-        if (op in READS or op is Op.WAIT) and self._may_read(blobs if op is Op.WAIT else ()):
+        if (op in READ_OPS or op is Op.WAIT) and self._may_read(blobs if op is Op.WAIT else ()):
             return self._read(data)
         self._leader.log_requests(self, data)
         return b""

@@ -1,8 +1,8 @@
 """The process that leads: its clients' requests become records, and the records become replies. Pure.
 
-The clients' side is a `Front`, which a pump serves as it serves a store's. A request is not carried out when
-it comes: it stands in the next record. When the engine has acknowledged that, the replica applies it, and
-only then is there a reply. While a record is on its way, requests gather for the next one.
+The clients' side is a `ServerCore`, which a pump serves as it serves a store's. A request is not carried out
+when it comes: it stands in the next record. When the engine has acknowledged that, the replica applies it,
+and only then is there a reply. While a record is on its way, requests gather for the next one.
 
 The driver
 
@@ -20,28 +20,25 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import LimitError
-from rallypoint.store.core.about import About
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.durations import Durations
-from rallypoint.store.core.front import Front
-from rallypoint.store.core.looks import Deliver, Looks, LookStep
-from rallypoint.store.core.outbox import Close, Work
+from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
+from rallypoint.store.core.outbox import Close, DriverTask
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.store import Connection, Core
-from rallypoint.store.core.turn import Turn
+from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.replica.core.callers import Caller
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
 from rallypoint.store.replica.core.replica import Output, Replica, rules_of
 from rallypoint.store.rollcall.judgement import trouble_with_engine
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import VALIDATE
-from rallypoint.store.wire.handlers import ENTERS, LOOKS, SERVED, SESSIONS, TELLS, carried
-from rallypoint.store.wire.handlers import Deliver as Deliverer
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.parser import Forms
+from rallypoint.store.wire.opcodes import LOGGED_OPS, Op
+from rallypoint.store.wire.parser import RequestTable
+from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, Deliver, carried
 from rallypoint.store.wire.sessions import Note
 from rallypoint.store.wire.whole import Scanner
 
@@ -52,7 +49,6 @@ LEASE_SECONDS: Final = 1.0
 """For how long a process that was confirmed as the leader answers reads by itself. Nobody else leads in that
 time: others wait for longer before they do."""
 
-_LOGGED: Final = frozenset((*SERVED, *SESSIONS)) - {Op.BEAT}
 _ENTRY_BYTES: Final = 64
 """What an entry takes besides its data, about."""
 _ASK_SECONDS: Final = 0.5
@@ -60,13 +56,13 @@ _IDLE_SECONDS: Final = 60.0
 """For how long a named store is kept that nobody uses."""
 
 
-class LeaderCore(Front[Caller]):
+class LeaderCore(ServerCore[Caller]):
     """One leader, for one term. Not safe for threads."""
 
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
         *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
-        *("_time_ahead", "_waiting_bytes", "forms", "replica", "scanner", "tell_replication"),
+        *("_time_ahead", "_waiting_bytes", "request_table", "replica", "scanner", "tell_replication"),
     )
 
     def __init__(
@@ -81,9 +77,9 @@ class LeaderCore(Front[Caller]):
         context = Context(limits, turn, about)
         super().__init__(context, _NoSessions())
         self.replica = replica
-        own: dict[Op, Deliverer[Caller]] = {**ENTERS, **LOOKS, **TELLS, Op.BEAT: SESSIONS[Op.BEAT]}
-        self.forms: Forms[Caller] = Forms(self.limits, {**carried(_LOGGED), **own})
-        self.scanner = Scanner(self.limits, _LOGGED)
+        own: dict[Op, Deliver[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
+        self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
+        self.scanner = Scanner(self.limits, LOGGED_OPS)
         self.looks = self._all_looks = LeaderLooks(self)
         self.tell_replication: Callable[[], Replication | None] = lambda: None
         """For snapshots; the driver knows it."""
@@ -128,12 +124,12 @@ class LeaderCore(Front[Caller]):
 
     def _log(self, entry: Entry) -> None:
         if not self._entries and not self._in_flight:
-            self.outbox.others.append(Work.FLUSH)
+            self.outbox.others.append(DriverTask.FLUSH)
         self._entries.append(entry)
         self._waiting_bytes += _size(entry)
         if self._waiting_bytes > self.limits.relayed_bytes and not self._is_full:
             self._is_full = True
-            self.outbox.others.append(Work.HOLD)
+            self.outbox.others.append(DriverTask.HOLD)
 
     def next_record(self, most: int) -> Sequence[bytes]:
         """The next record, in parts of at most so many bytes. None, if there is nothing to say, or the last
@@ -143,7 +139,7 @@ class LeaderCore(Front[Caller]):
         self._in_flight = self._take_entries(most)
         if self._is_full and self._waiting_bytes <= self.limits.relayed_bytes // 2:
             self._is_full = False
-            self.outbox.others.append(Work.READ_ON)
+            self.outbox.others.append(DriverTask.READ_ON)
         self._parts = link(
             in_parts(pack_record(self.time, self._in_flight), most - LINK_BYTES), self.replica.last
         )
@@ -167,7 +163,7 @@ class LeaderCore(Front[Caller]):
         """The engine has acknowledged the record: now, and not before, it is carried out."""
         entries, self._in_flight = self._in_flight, []
         if self._entries:
-            self.outbox.others.append(Work.FLUSH)
+            self.outbox.others.append(DriverTask.FLUSH)
         known = self._known
         for kind, client, _ in entries:
             if kind is Kind.REQUESTS and client in known:
@@ -324,7 +320,9 @@ class LeaderCore(Front[Caller]):
             core.traffic.end_second(
                 core.turn, turns or Durations(), core.counts(), clients=clients, waiting=waiting
             )
-            core.progress.look(self.time, core.clients.arrivals, core.counts(), core.oldest_wait, waiting)
+            core.progress.end_second(
+                self.time, core.clients.arrivals, core.counts(), core.oldest_wait, waiting
+            )
             core.forget_writers()
 
     def ask_in(self, name: str) -> bool:
@@ -348,7 +346,7 @@ class LeaderCore(Front[Caller]):
         number = self.replica.number_of(client)
         return self._known.get(number) if number is not None else None
 
-    def look_at(self, name: str, question: Question, deliver: Deliver) -> None:
+    def look_at(self, name: str, question: Question, deliver: SnapshotCallback) -> None:
         """Make a snapshot of a store."""
         self._all_looks.start(question, deliver, name)
 
@@ -402,7 +400,7 @@ class LeaderLooks(Looks):
         self._leader = leader
         self._by_name: dict[str, Looks] = {}
 
-    def start(self, question: Question, deliver: Deliver, name: str = "") -> None:
+    def start(self, question: Question, deliver: SnapshotCallback, name: str = "") -> None:
         """As `Looks.start`, of the store of this name."""
         looks = self._by_name.get(name)
         if looks is None:
@@ -444,7 +442,7 @@ class _Subject:
     def find_processes(self) -> None:
         """Processes are not looked for: most clients come from other machines."""
 
-    def ask(self, _: Session) -> bool:
+    def request_report(self, _: Session) -> bool:
         return self._leader.ask_in(self._name)
 
     def sum_up(self) -> Snapshot:

@@ -15,9 +15,9 @@ from zlib import crc32
 from rallypoint import __version__
 from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError, UnknownOperationError
-from rallypoint.store.core.about import About
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.outbox import Close, CoreFault, Work
+from rallypoint.store.core.context import About
+from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.replica.core.packing import pack, unpack
@@ -215,7 +215,7 @@ class Replica:
     def _do_in(self, store: Core, kind: Kind, token: bytes) -> None:
         for session in list(store.sessions):
             if kind is Kind.TELL and session.is_present:
-                session.ask_to_tell()
+                session.request_report()
             elif kind is Kind.END_SESSION and session.token == token:
                 store.sessions.end(session)
         if kind is Kind.DROP and not store.has_clients:
@@ -267,7 +267,7 @@ class Replica:
                     if number is not None:
                         put(Output(number, b"", other.error))
                         self._close(number)
-                elif other is Work.REST:
+                elif other is DriverTask.REST:
                     while core.go_on():
                         pass
                 elif isinstance(other, CoreFault):

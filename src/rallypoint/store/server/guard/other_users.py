@@ -173,7 +173,7 @@ def _has_left_without_asking(sock: socket.SocketType) -> bool:
         return False
     except OSError:  # it has reset the connection
         pass
-    return _GREETINGS.look(said).nature is not Nature.OTHER
+    return _GREETINGS.classify(said).nature is not Nature.OTHER
 
 
 def _describe(user: int) -> str:

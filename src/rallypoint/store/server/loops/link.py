@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.clients import ClientT
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.server.loops.loop import Loop
 
 logger = logging.getLogger("rallypoint.store.server")
@@ -57,7 +57,7 @@ class LinkOwner(Protocol[ClientT]):
     """What a link asks of the pump to which it belongs."""
 
     loop: Loop
-    core: Front[ClientT]
+    core: ServerCore[ClientT]
     unanswered: set[Link[ClientT]]
     """The links that have sent something since the last tick and got no answer to it at once."""
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.store.core.durations import Durations
-from rallypoint.store.core.turn import Turn
+from rallypoint.store.core.turn import Durations, Turn
 
 if TYPE_CHECKING:
     from rallypoint.store.server.loops.native import Sending

@@ -21,11 +21,11 @@ import rallypoint
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.store.access import Owner
-from rallypoint.store.core.about import About
 from rallypoint.store.core.clients import Client, ClientT
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.context import About
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Close, CoreFault, Enter, GoOn, Other, Pause, Work
+from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.machine.addresses import is_within_machine
 from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.store.server.loops.backlog import Backlog, Reason
@@ -76,7 +76,7 @@ class Pump(Generic[ClientT]):
     def __init__(
         self,
         loop: Loop,
-        core: Front[ClientT],
+        core: ServerCore[ClientT],
         listeners: Sequence[socket.socket],
         events: Events | None = None,
     ) -> None:
@@ -159,7 +159,10 @@ class Pump(Generic[ClientT]):
             self.drop(link)
 
     def drop_together(self) -> None:
-        """As `drop_all`, before the end, by several cores if there are; unless events tell who was here."""
+        """Close all connections at the end, on several cores where the loop can.
+
+        Does nothing if the loop cannot, or if events must report each client: `drop_all` then does it.
+        """
         if self.loop.sending is None or self.core.journal.is_wanted:
             return
         self.loop.sending.flush()  # which may close some
@@ -256,7 +259,7 @@ class Pump(Generic[ClientT]):
                     self.drop(link)
 
     def _do(self, other: Other) -> None:
-        if isinstance(other, Work):
+        if isinstance(other, DriverTask):
             self._work(other)
         elif isinstance(other, Close):
             self._close_client(other)
@@ -279,22 +282,22 @@ class Pump(Generic[ClientT]):
         else:
             self._events.put(other)
 
-    def _work(self, work: Work) -> None:
-        if work is Work.SNAPSHOTS:
+    def _work(self, work: DriverTask) -> None:
+        if work is DriverTask.SNAPSHOTS:
             self.loop.later(0, self._make_snapshots)
-        elif work is Work.PROCESSES:
+        elif work is DriverTask.PROCESSES:
             self._names.find()
-        elif work is Work.ABANDONED:
+        elif work is DriverTask.ABANDONED:
             self.loop.stop()
-        elif work is Work.HOLD or work is Work.READ_ON:
-            self._hold_readers(work is Work.HOLD)
-        elif work is Work.CROWDED or work is Work.ROOM:
-            self._backlog.hold(work is Work.CROWDED)
-        elif work is Work.LIGHTEN:
+        elif work is DriverTask.HOLD or work is DriverTask.READ_ON:
+            self._hold_readers(work is DriverTask.HOLD)
+        elif work is DriverTask.CROWDED or work is DriverTask.ROOM:
+            self._backlog.hold(work is DriverTask.CROWDED)
+        elif work is DriverTask.LIGHTEN:
             self._lighten()
-        elif work is Work.REST:
+        elif work is DriverTask.REST:
             self._rest.go_on()
-        elif work is Work.FLUSH:
+        elif work is DriverTask.FLUSH:
             # Not before all that is ready to be read has been read: what that brings goes along.
             self.loop.later(0, self._flush)
 

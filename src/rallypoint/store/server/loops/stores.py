@@ -108,7 +108,7 @@ class StorePump(Pump[Connection]):
         if self._links.get(link.client) is not link:  # it is gone
             return
         try:
-            pump = self._named.get(name) or self._open_store(name, link.client.only_looks)
+            pump = self._named.get(name) or self._open_store(name, link.client.is_look_only)
             pump.core.clients.elsewhere = self.connections - 1 - pump.connections
             client = pump.core.open(link.client.peer)
         except ProtocolError as error:

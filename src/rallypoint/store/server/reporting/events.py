@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.rollcall.question import Question
 
 if TYPE_CHECKING:  # most servers write no events, and are up sooner without these
@@ -59,7 +59,7 @@ class Events:
 class RelayEvents:
     """Looks behind the relays of a server, as the server does not see what happens there."""
 
-    def __init__(self, core: Front[Any], events: Events) -> None:
+    def __init__(self, core: ServerCore[Any], events: Events) -> None:
         self._core = core
         self._events = events
         self._heard: SnapshotChanges | None = None
@@ -106,7 +106,7 @@ class RelayEvents:
 class StallReports:
     """Reports when a stall has lasted `Limits.stall_seconds`, and again whenever it is twice as long."""
 
-    def __init__(self, core: Front[Any], events: Events) -> None:
+    def __init__(self, core: ServerCore[Any], events: Events) -> None:
         self._core = core
         self._events = events
         self._due = core.limits.stall_seconds

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.front import Front
+from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, Source
 from rallypoint.store.server.loops.loop import Loop
 
@@ -195,7 +195,7 @@ def _read(output: bytes) -> Found:
 class ProcessNames:
     """Names the clients of one server or relay, when somebody looks."""
 
-    def __init__(self, loop: Loop, core: Front[Any], listeners: Iterable[socket.socket]) -> None:
+    def __init__(self, loop: Loop, core: ServerCore[Any], listeners: Iterable[socket.socket]) -> None:
         self._loop = loop
         self._core = core
         self._ports = [listener.getsockname()[1] for listener in listeners]

@@ -1,4 +1,8 @@
-"""The clients' side of a server or a relay, put together from its parts. Pure.
+"""What a store's server, a relay and a replicated store's leader have in common: a `ServerCore`.
+
+A core is a whole server without its I/O. It reads no clock, opens no socket, starts no thread and calls
+nobody back. A *driver* (the pump, or a test) calls it, sends what it returns, and does what its outbox says.
+So the same calls with the same times give the same bytes.
 
 The driver of a core
 
@@ -11,10 +15,41 @@ The driver of a core
 - closes a client at once when `overdue` names it, and when it does not read what it is sent
   (`Limits.unsent_bytes`);
 - calls `overdue` and `end_second` about every second;
-- empties the `outbox` after each of these calls, and does what stands there: `outbox` says what that can be,
-  also to go on with a client whose requests were put off.
+- empties the `outbox` after each of these calls, and does what is in it: see `outbox`.
 
-Nothing else goes in or comes out. So the same calls, with the same times, give the same bytes.
+The life of a connection (`clients.Client`; `parser` and `Clients` keep its state):
+
+    state        begins when                                          ends when
+    -----------  ---------------------------------------------------  --------------------------------------
+    connected    `open`                                               VALIDATE is complete; or it is overdue
+    idle         VALIDATE or a request is complete                    the first byte of a request arrives
+    cut          a part of a request has arrived                      the rest has; or it is overdue
+    postponed    its requests take long: a request `is_unfinished`,   `receive` has carried out the rest,
+                 or whole ones are kept (`has_rest`); a GoOn is due   called once in each turn, with nothing
+    ended        `end`: it sends no more, or has broken a rule        `is_owed` nothing more; or it is overdue
+    closed       `close`: all that it holds is freed                  -
+
+Two conditions are independent of these states:
+
+- It *waits*: the engine has it as a member, from a WAIT or BARRIER that is not answered at once. It may send
+  other requests meanwhile. When the wait is over, the engine returns the member, which enters
+  `outbox.woken`; the driver then sends it its `take_notice`. CANCEL_WAIT, `end` and `close` withdraw waits.
+- It *carries a session* (`sessions.Session`) after SESSION: its requests come in batches, each of which is
+  carried out once, and its replies are frames.
+
+A connection may leave for another core by ENTER, or be restricted to LOOK before its first byte.
+
+The life of a session, which outlives its connections:
+
+    state      begins when                                         ends when
+    ---------  --------------------------------------------------  -----------------------------------------
+    attached   SESSION: it is new, or taken up                     PRESENT; or its connection is lost
+    present    PRESENT: the relay has sent again what was lost     its connection is lost: its waits suspend
+    detached   its connection is lost, or displaced by another     SESSION; or `keeps_ms` are over
+    ended      BYE; overdue; a batch failed; it held too much      its waits are withdrawn, slice by slice
+
+While a session is not present, its waits go on, but they do not count at barriers and get no queue items. A
+batch that was under way when the connection was lost is carried out all the same.
 """
 
 from __future__ import annotations
@@ -27,12 +62,12 @@ from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError
 from rallypoint.store.core.clients import Clients, ClientT
 from rallypoint.store.core.context import Context
-from rallypoint.store.core.durations import Durations
 from rallypoint.store.core.looks import Fields, Looks, Pending
-from rallypoint.store.core.outbox import Close, Outbox, Work
+from rallypoint.store.core.outbox import Close, DriverTask, Outbox
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.core.sessions import Carrier, Session
 from rallypoint.store.core.traffic import Progress, Traffic
+from rallypoint.store.core.turn import Durations
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.opcodes import Op
 
@@ -41,8 +76,8 @@ if TYPE_CHECKING:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Front(ABC, Generic[ClientT]):
-    """One server or relay. Not safe for threads."""
+class ServerCore(ABC, Generic[ClientT]):
+    """One server, relay or leader. Not safe for threads."""
 
     kind = "server"
     """What it is called in snapshots."""
@@ -87,10 +122,7 @@ class Front(ABC, Generic[ClientT]):
         self._leave(client)
 
     def overdue(self) -> list[tuple[ClientT, str]]:
-        """The clients that are to be closed by now, and why.
-
-        Gives up the sessions whose time is over, too.
-        """
+        """The clients to close now, and why. Also ends the sessions whose time is over."""
         self.sessions.expire(self.turn.now)
         return self.clients.overdue()
 
@@ -101,9 +133,9 @@ class Front(ABC, Generic[ClientT]):
             self.turn, turns or Durations(), self._seen(counts), clients=len(self.clients), waiting=waiting
         )
         self.check_held()
-        self.progress.look(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
+        self.progress.end_second(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
         if self.journal.is_wanted:
-            self.journal.look(self.plan, self.stall)
+            self.journal.end_second(self.plan, self.stall)
             self.find_processes()
 
     def go_on(self) -> bool:
@@ -113,7 +145,7 @@ class Front(ABC, Generic[ClientT]):
     def check_held(self) -> None:
         """Ask the driver to lighten the load if clients hold too much."""
         if self.held > self.budget.limit:
-            self.outbox.others.append(Work.LIGHTEN)
+            self.outbox.others.append(DriverTask.LIGHTEN)
 
     @property
     def most_held(self) -> int:
@@ -146,7 +178,7 @@ class Front(ABC, Generic[ClientT]):
 
     @property
     def held(self) -> int:
-        """Bytes that are held for clients, besides what is stored; by all stores of this server."""
+        """Bytes that all stores of this server hold for clients, besides what is stored."""
         return self.budget.held
 
     def held_by(self, client: ClientT) -> int:
@@ -163,23 +195,23 @@ class Front(ABC, Generic[ClientT]):
         self.journal.erred(peer, reason)
 
     def find_processes(self) -> None:
-        """Have the driver look for the processes behind clients, if some have no name."""
+        """Have the driver find the processes behind clients, if some have no name."""
         if not self.is_finding and any(client.is_nameless for client in self.clients):
             self.is_finding = True
-            self.outbox.others.append(Work.PROCESSES)
+            self.outbox.others.append(DriverTask.PROCESSES)
 
     def processes_found(self) -> None:
-        """The driver has called `Clients.name` for each client whose process it has found."""
+        """Called by the driver when it has called `Clients.name` for each client whose process it found."""
         self.is_finding = False
 
-    def ask(self, session: Session) -> bool:
-        """Have a relay tell of itself, soon."""
-        session.ask_to_tell()
+    def request_report(self, session: Session) -> bool:
+        """Have a relay report what it knows, soon."""
+        session.request_report()
         return True
 
     @property
     def has_clients(self) -> bool:
-        """Whether anybody is connected, or may be back in a moment."""
+        """Whether a client is connected, or a session may be taken up again."""
         return len(self.clients) > 0 or len(self.sessions) > 0
 
     # What a server and a relay do in their own ways
@@ -199,12 +231,12 @@ class Front(ABC, Generic[ClientT]):
 
     @property
     def plan(self) -> bytes | bytearray | None:
-        """What a launcher has said about its machines, where that is kept."""
+        """What a launcher has reported of its machines, where that is kept."""
         return None
 
     @property
     def stall(self) -> bytes | bytearray | None:
-        """What a launcher has found out about a job that stands still, where that is kept."""
+        """What a launcher has found out about a stalled job, where that is kept."""
         return None
 
     def has_key(self, _: str, /) -> bool:
@@ -218,7 +250,8 @@ class Front(ABC, Generic[ClientT]):
 
     @property
     def oldest_wait(self) -> float | None:
-        """Since when somebody waits, if it is for this front to say so."""
+        """When the longest wait began; None if nobody waits. A relay says None: the store
+        knows of all waits."""
         return None
 
     def waits_of(self, _: ClientT, /) -> Sequence[Pending]:
@@ -240,7 +273,7 @@ class Front(ABC, Generic[ClientT]):
 
     def sum_up(self) -> Snapshot:
         """The figures of a snapshot, but for those that are sums over all connections."""
-        from rallypoint.store.rollcall.snapshot import (  # late: see `journal`
+        from rallypoint.store.rollcall.snapshot import (  # late: see `Journal`
             Mishap,
             Operation,
             Second,
@@ -269,7 +302,7 @@ class Front(ABC, Generic[ClientT]):
         )
 
     def _seen(self, counts: dict[Op, int]) -> dict[Op, int]:
-        """These counts without what the workers of this server ask: they tell what they are asked."""
+        """These counts without those of this server's workers, which report what their clients ask."""
         brought = self.sessions.counts_of_workers()
         return {op: count - brought.get(op, 0) for op, count in counts.items()} if brought else counts
 

@@ -29,9 +29,9 @@ from rallypoint.cli import status as status_command
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.cli.status import _Lines
 from rallypoint.client.base import keys_missing
-from rallypoint.client.hash import HashStore
-from rallypoint.client.membership import Member as FileMember
-from rallypoint.client.membership import describe as describe_members
+from rallypoint.client.filelog import Member as FileMember
+from rallypoint.client.filelog import describe as describe_members
+from rallypoint.client.local import HashStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import Within, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines

@@ -133,7 +133,7 @@ def test_what_all_tell_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_may_only_look_tells_nothing() -> None:
     client = Core().open("looker")
-    client.only_look()
+    client.restrict_to_look()
     with pytest.raises(AccessError, match="TELL with a token that may only look"):
         client.receive(VALIDATE + tell(b"text"))
 

@@ -56,7 +56,10 @@ def _await_nobody(log: Log) -> None:
 
 
 def _who_serves(log: Log) -> str:
-    """In this order: one that stood by may lead by now. What cannot be read does not let anybody lead."""
+    """Who leads, or else who stands by; empty if nobody does either.
+
+    Nobody can lead by a log that cannot be read.
+    """
     with suppress(FormatError):
         leadership, is_alive = watch_leader(log)
         if is_alive:
@@ -71,7 +74,7 @@ def _erase(log: Log) -> dict[str, Any]:
     """Erase it; what there was, as JSON."""
     leadership, extent = Leadership(), Extent()
     try:
-        leadership, extent = log.look(), log.measure()
+        leadership, extent = log.read_leadership(), log.measure()
     except FormatError:
         pass  # whatever it is, it can be removed
     else:

@@ -14,8 +14,9 @@ from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
 from rallypoint.launch.stacks.grouping import Work, awaited_keys, machines_of, only, put_together
-from rallypoint.store.connect.connecting import first_to_answer, format_address
+from rallypoint.store.connect.connecting import first_to_answer
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.text import LONGEST_SENTENCE, shown

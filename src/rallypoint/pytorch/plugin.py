@@ -61,11 +61,11 @@ from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall, planned
 from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.server.guard.secret import job_secret, take_secret
-from rallypoint.store.server.process.binding import is_this_machine
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")

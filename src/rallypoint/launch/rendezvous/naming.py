@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state
 from rallypoint.store.connect.connecting import Attempts, connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.server.process.binding import is_this_machine
 
 
 def await_host(endpoint: Endpoint, deadline: Deadline, hosts: bool | None = None) -> bool:

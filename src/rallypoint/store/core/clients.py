@@ -86,14 +86,14 @@ class Client(Bearer, ABC):
         self._parser = parser
         self.receive = parser.feed
 
-    def only_look(self) -> None:
+    def restrict_to_look(self) -> None:
         """From now on it may ask who is here, and nothing else."""
         looker = Looker(self, self._clients.limits)
         self._parser, self._looker = None, looker
         self.receive = looker.receive
 
     @property
-    def only_looks(self) -> bool:
+    def is_look_only(self) -> bool:
         """Whether it may ask who is here, and nothing else."""
         return self._looker is not None
 

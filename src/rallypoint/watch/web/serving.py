@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import select
 import socket
 import sys
 import threading
@@ -16,8 +14,9 @@ import uvicorn
 
 from rallypoint.client.look import look_at_job
 from rallypoint.errors import RallypointError
-from rallypoint.store.connect.connecting import first_to_answer, format_address
+from rallypoint.store.connect.connecting import first_to_answer
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.server.process.line import Host
@@ -89,14 +88,11 @@ def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:
         pass  # uvicorn has ended in good order, and then repeats the signal
 
 
-_CHECK_SECONDS = 1.0
-
-
 def main() -> None:
     """Serve the page until the parent ends, or closes our standard input."""
     settle_in(logging.WARNING)
     host = Host()
-    given = host.take_order()
+    given = host.read_order()
     if given is None:
         return
     order, listeners = given
@@ -114,12 +110,6 @@ def main() -> None:
 
 
 def _watch_parent(host: Host, server: WebServer) -> None:
-    """End the server with its parent, also if a child of the parent keeps our standard input open."""
-    if sys.platform == "win32":
-        while host.read_word():
-            pass
-    else:
-        parent = os.getppid()
-        while os.getppid() == parent and not select.select([host], [], [], _CHECK_SECONDS)[0]:
-            pass
+    """End the server with its parent."""
+    host.await_end()
     server.should_exit = True

@@ -99,7 +99,7 @@ class GuardedLink(Link[ClientT]):
 
     def move(self, pump: LinkOwner[ClientT], client: ClientT) -> None:
         if self._channel is not None and self._channel.right is not Right.ALL:
-            client.only_look()
+            client.restrict_to_look()
         super().move(pump, client)
 
     def on_readable(self, data: bytes | None = None) -> None:
@@ -192,7 +192,7 @@ class GuardedLink(Link[ClientT]):
         if channel.is_open and not was_open:
             self._door.forget(self)
             if channel.right is not Right.ALL:
-                self.client.only_look()
+                self.client.restrict_to_look()
                 self._receive = self.client.receive
         if channel.has_ended and not said:
             self._pump.end(self)

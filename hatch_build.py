@@ -30,7 +30,7 @@ COMPILED = {
     "store/wire": "encoding parser requests sessions whole",
     "store/engine": "barriers engine keyspace waiters",
     "store/core": "clients registry server_core sessions slices store tickets",
-    "store/relay/core": "children combining long_values ranks relay requests slots upstream",
+    "store/relay/core": "children combining ranks relay slots upstream",
     "store/relay": "relay worker",
     "store/server/guard": "other_users",
     "store/machine": "addresses socket_owner",

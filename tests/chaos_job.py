@@ -135,7 +135,7 @@ class Job:
             command = process.cmdline()
             if "rallypoint.pytorch.agent" in command:
                 return "agent"
-            if "rallypoint.store.relay.child" in command:
+            if "rallypoint.store.relay.process" in command:
                 return "relay"
             if "rallypoint.store.server.process.child" in command:
                 return "store"

@@ -41,7 +41,7 @@ class Site:
     def lead(self, job: str = "job") -> tuple[Log, int]:
         """A log that leads, and its term."""
         log = self.open(job)
-        return log, log.acquire(log.look(), "a:1")
+        return log, log.acquire(log.read_leadership(), "a:1")
 
 
 def read_all(log: Log, sequence: int = 1) -> Sequence[bytes]:
@@ -63,7 +63,7 @@ class LogContract:
 
     def test_a_new_log_is_empty(self, site: Site) -> None:
         log = site.open()
-        assert log.look() == Leadership()
+        assert log.read_leadership() == Leadership()
         assert log.read(1) == []
         assert log.checkpoint() is None
         assert log.followers() == []
@@ -92,10 +92,10 @@ class LogContract:
 
     def test_one_of_two_acquires_a_term_and_the_next_fences_it(self, site: Site) -> None:
         first, second = site.open(), site.open()
-        seen = first.look()
+        seen = first.read_leadership()
         assert first.acquire(seen, "a:1") == 1
         fenced(lambda: second.acquire(seen, "b:1"))
-        now = second.look()
+        now = second.read_leadership()
         assert (now.term, now.address) == (1, "a:1")
         first.append(1, 1, b"of the first")
         assert second.acquire(now, "b:1") == 2
@@ -106,7 +106,7 @@ class LogContract:
         fenced(lambda: first.put_checkpoint(1, Checkpoint(1, b"too late")))
         fenced(lambda: first.trim(1, 1))
         first.release(1)
-        assert (second.look().term, second.look().address) == (2, "b:1")
+        assert (second.read_leadership().term, second.read_leadership().address) == (2, "b:1")
         assert read_all(second) == [b"of the first"]
         assert second.checkpoint() is None
         second.append(2, 2, b"of the second")
@@ -114,9 +114,9 @@ class LogContract:
     def test_a_beat_shows_that_the_leader_lives(self, site: Site) -> None:
         leader, term = site.lead()
         standby = site.open()
-        seen = standby.look()
+        seen = standby.read_leadership()
         leader.renew(term)
-        now = standby.look()
+        now = standby.read_leadership()
         assert now.beat > seen.beat
         assert (now.term, now.address) == (seen.term, seen.address)
         fenced(lambda: standby.acquire(seen, "b:1"))
@@ -127,15 +127,15 @@ class LogContract:
         leader.release(term)
         leader.release(term)
         standby = site.open()
-        assert (standby.look().term, standby.look().address) == (term, "")
+        assert (standby.read_leadership().term, standby.read_leadership().address) == (term, "")
         fenced(lambda: leader.append(term, 1, b"too late"))
-        assert standby.acquire(standby.look(), "b:1") == term + 1
-        assert leader.acquire(leader.look(), "a:1") == term + 2
+        assert standby.acquire(standby.read_leadership(), "b:1") == term + 1
+        assert leader.acquire(leader.read_leadership(), "a:1") == term + 2
 
     def test_calls_may_be_made_again(self, site: Site) -> None:
         """As after an unknown outcome."""
         leader = site.open()
-        seen = leader.look()
+        seen = leader.read_leadership()
         assert leader.acquire(seen, "a:1") == leader.acquire(seen, "a:1") == 1
         leader.append(1, 1, b"one")
         leader.append(1, 1, b"one")
@@ -245,7 +245,7 @@ class LogContract:
         leader.announce(Follower("a:1", 1))
         for job in ("job2", "jo", "job/x"):
             other = site.open(job)
-            assert other.look() == Leadership()
+            assert other.read_leadership() == Leadership()
             assert other.read(1) == []
             assert other.checkpoint() is None
             assert other.followers() == []
@@ -259,10 +259,10 @@ class LogContract:
         leader.append(term, 1, b"one")
         leader.put_checkpoint(term, Checkpoint(1, b"state"))
         finder, other = site.open(), site.open()
-        assert other.look().lost == ""
+        assert other.read_leadership().lost == ""
         finder.mark_lost("record 7 is gone")
         finder.mark_lost("record 9 is gone")
-        seen = other.look()
+        seen = other.read_leadership()
         assert (seen.lost, seen.term) == ("record 7 is gone", term)
         for call in (
             lambda: other.acquire(seen, "b:1"),
@@ -286,7 +286,7 @@ class LogContract:
         log = site.open()
         log.mark_lost("all is gone")
         with pytest.raises(LostRecordsError, match="all is gone"):
-            log.acquire(log.look(), "a:1")
+            log.acquire(log.read_leadership(), "a:1")
 
     def test_an_erased_log_is_new_and_its_leader_is_fenced(self, site: Site) -> None:
         leader, term = site.lead()
@@ -295,7 +295,7 @@ class LogContract:
         leader.append(term, 1, b"one")
         leader.put_checkpoint(term, Checkpoint(1, b"state"))
         leader.announce(Follower("a:1", 1))
-        seen = leader.look()
+        seen = leader.read_leadership()
         log = site.open()
         log.erase()
         log.erase()

@@ -87,7 +87,7 @@ class MemoryLog:
         self._memory = memory
         self._most = most
 
-    def look(self) -> Leadership:
+    def read_leadership(self) -> Leadership:
         self._memory.begin(writes=False)
         return self._memory.leadership
 

@@ -11,9 +11,8 @@ from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
 from rallypoint.store.core.outbox import DriverTask, Other
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.replica.core.leader import RENEW_SECONDS, LeaderCore, LeaderWatch
 from rallypoint.store.replica.core.replica import Replica
-from rallypoint.store.replica.core.watch import RENEW_SECONDS, Watch
 from rallypoint.store.replica.log import (
     Checkpoint,
     EngineAwayError,
@@ -235,14 +234,14 @@ class Process:
         self._term = 0
         self._is_keeping = False
         self._confirmed = float("-inf")
-        self._watch = Watch()
+        self._watch = LeaderWatch()
         self._look()
 
     def _look(self) -> None:
-        self._call(self.log.look, self._looked)
+        self._call(self.log.read_leadership, self._looked)
 
     def _looked(self, seen: Leadership) -> None:
-        if self._watch.look(self.clock(), seen):
+        if self._watch.should_take_over(self.clock(), seen):
             self._call(lambda: self.log.acquire(seen, self.name), self._acquired)
         else:
             self._read()

@@ -84,7 +84,7 @@ class System:
         """The process that a fault is to meet."""
         if who == "engine's leader":
             return self.engine.leader()
-        address = self.log.look().address
+        address = self.log.read_leadership().address
         leading = [each for each in self.servers if each.address == address]
         assert leading, f"nobody leads at {address!r}"
         if who == "leading process":
@@ -123,7 +123,7 @@ def running(engine: str, folder: Path) -> Iterator[System]:
         stack.callback(own.close)
         system = System(cluster, servers, places, relays, own)
         system.await_ready()
-        await_that(lambda: own.look().address != "", lambda: "nobody leads")
+        await_that(lambda: own.read_leadership().address != "", lambda: "nobody leads")
         yield system
 
 

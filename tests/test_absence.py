@@ -18,11 +18,10 @@ from processes import relaying, serving
 from rallypoint.client import absence, inquiry
 from rallypoint.client.absence import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.client.inquiry import ASKERS, Inquiry, is_asker
-from rallypoint.client.pool import ConnectionPool
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.store.connect.connecting import connect
-from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection
+from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection, ConnectionPool
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
 from rallypoint.store.rollcall.judgement import judge

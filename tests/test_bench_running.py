@@ -30,8 +30,7 @@ from rallypoint.bench.servers import TorchHost
 from rallypoint.bench.swarm import RanksAt
 from rallypoint.bench.targets import BehindRelays, Target, make_target
 from rallypoint.errors import PortInUseError, UsageError
-from rallypoint.store.machine import names as system_names
-from rallypoint.store.machine import ports
+from rallypoint.store.machine import interfaces, ports
 from raw import until
 
 # What is planned
@@ -48,7 +47,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, value in settings.items():
         monkeypatch.setattr(machine, name, value)
-    monkeypatch.setattr(system_names, "look_up", lambda: system_names.LookUps(64, 0.01))
+    monkeypatch.setattr(interfaces, "time_look_ups", lambda: interfaces.LookUps(64, 0.01))
     monkeypatch.setattr(planning, "absences", lambda _: {})
     monkeypatch.setattr(contest, "make_target", lambda name, *_: FakeTarget(name))
 
@@ -161,7 +160,7 @@ def test_torch_as_it_comes_takes_part_where_torch_does(
     seconds: float, ranks: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer ranks where look-ups stall: it does one for every rank."""
-    monkeypatch.setattr(system_names, "look_up", lambda: system_names.LookUps(1, seconds))
+    monkeypatch.setattr(interfaces, "time_look_ups", lambda: interfaces.LookUps(1, seconds))
     plan = make_plan(Wish(("init",), (2,), ("torch-legacy", "rallypoint-libuv", "redis")))
     planned = find(plan, "init-as-is")
     assert planned.targets == ("torch-legacy-as-is", "rallypoint-libuv")

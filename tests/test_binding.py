@@ -21,14 +21,8 @@ import pytest
 
 from processes import end, has_ipv6, is_wine, tells_connections
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.store.server.process.binding import (
-    addresses_for,
-    adopt,
-    describe,
-    is_this_machine,
-    listen,
-    reachable_at,
-)
+from rallypoint.store.machine.addresses import is_this_machine
+from rallypoint.store.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 
 pytestmark = pytest.mark.windows
 

@@ -233,8 +233,8 @@ def test_a_call_that_nobody_can_follow_is_dismissed_and_who_is_back_waits_in_tur
     assert list(bench.combiner.parked) == [waiter, second]
     bench.cancel(second)
     rank.is_present = True
-    bench.combiner.come_back(waiter)
-    bench.combiner.come_back(second)
+    bench.combiner.ask_again(waiter)
+    bench.combiner.ask_again(second)
     assert bench.send() == [wait_in_turn(b"q")]
     assert not bench.combiner.parked
     bench.take(2, end_of_wait(3), CALLED)

@@ -24,9 +24,8 @@ from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, State, failure, note, ok, unknown, warning, worst
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.store.machine import interfaces
-from rallypoint.store.machine.interfaces import Interface
-from rallypoint.store.machine.names import LookUps
-from rallypoint.store.machine.packages import ABSENT
+from rallypoint.store.machine.interfaces import Interface, LookUps
+from rallypoint.store.machine.resources import ABSENT
 from raw import SECONDS
 
 ETHERNET = Interface("eth7", True, ("10.0.0.7", "fd00::7"))

@@ -23,7 +23,7 @@ from rallypoint.diagnose.doctor.engine_redis import RedisFacts, judge_redis
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.store.replica.engines.opening import open_log
-from rallypoint.store.replica.engines.redis_rights import COMMANDS
+from rallypoint.store.replica.engines.redis_scripts import COMMANDS
 from rallypoint.store.replica.log import Checkpoint, Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK
@@ -160,7 +160,7 @@ class _led:  # noqa: N801
         self._log = open_log(url)
 
     def __enter__(self) -> None:
-        self._log.acquire(self._log.look(), "node-a:1")
+        self._log.acquire(self._log.read_leadership(), "node-a:1")
 
     def __exit__(self, *_: object) -> None:
         self._log.close()
@@ -189,7 +189,7 @@ def test_a_user_of_redis_with_few_rights(tmp_path: Path) -> None:
         assert not [text for state, text in states if state is F]
         assert not [each for each in examine_with(*given) if each.state is F]
         with closing(open_log(url)) as log:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             for number in (1, 2, 3):
                 log.append(term, number, b"record")
             log.renew(term)

@@ -307,7 +307,7 @@ def test_trying_a_port_neither_listens_nor_logs(
     listened: list[object] = []
     monkeypatch.setattr(socket.socket, "listen", lambda *words: listened.append(words))
     monkeypatch.setattr(socket, "gethostname", lambda: "me")
-    monkeypatch.setattr(binding, "_resolve", lambda _: [HERE])
+    monkeypatch.setattr(binding, "addresses_of", lambda _: [HERE])
     assert list(stores.check_port(situation(port, "me"))) == [ok("port", f"{port} is free")]
     assert (listened, caplog.messages) == ([], [])
 

@@ -22,20 +22,20 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def test_a_job_that_was_killed_is_removed(url: str) -> None:
     with closing(open_log(url)) as log, closing(open_log(f"{url}2")) as other:
-        other.acquire(other.look(), "a:1")
-        term = log.acquire(log.look(), "a:1")
+        other.acquire(other.read_leadership(), "a:1")
+        term = log.acquire(log.read_leadership(), "a:1")
         for number in (1, 2):
             log.append(term, number, b"record")
         log.put_checkpoint(term, Checkpoint(2, b"state"))
         log.mark_lost("record 7 is gone")
         told = invoke("erase", "--engine", url)
         assert (told.exit_code, told.stdout) == (0, f"erased {log.name}: 2 records and a checkpoint of 5 B\n")
-        assert (log.look(), log.measure()) == (Leadership(), Extent())
+        assert (log.read_leadership(), log.measure()) == (Leadership(), Extent())
         again = invoke("erase", "--engine", url)
         assert again.exit_code == 1
         assert "there is nothing of this job" in str(again.exception)
-        assert other.look().term == 1
-        log.acquire(log.look(), "a:1")
+        assert other.read_leadership().term == 1
+        log.acquire(log.read_leadership(), "a:1")
         told = invoke("erase", "--json", environ={"RALLYPOINT_ENGINE": url})
         assert json.loads(told.stdout) == {"erased": log.name, "records": 0, "checkpoint_bytes": 0, "term": 1}
 
@@ -49,7 +49,7 @@ def test_a_job_that_somebody_serves_is_left_alone(url: str, monkeypatch: pytest.
             log.renew(term)
 
     with closing(open_log(url)) as log:
-        term = log.acquire(log.look(), "a:1")
+        term = log.acquire(log.read_leadership(), "a:1")
         log.append(term, 1, b"record")
         leader = threading.Thread(target=lead)
         leader.start()

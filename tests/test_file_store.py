@@ -19,7 +19,7 @@ import pytest
 from rallypoint.client import filelock, filelog
 from rallypoint.client.file import FileStore
 from rallypoint.client.filelock import open_locked, remove_locked
-from rallypoint.client.membership import Member, refusal
+from rallypoint.client.filelog import Member, refusal
 from rallypoint.errors import RallypointError, StaleFileError, StoreTimeoutError, UsageError
 from rallypoint.store.connect.deadline import Deadline
 from store_contract import PATIENCE, SHORT, times_out, together

@@ -28,9 +28,9 @@ from rallypoint.cli import run as launcher
 from rallypoint.cli.printing import print_rows, tell_file
 from rallypoint.cli.signals import ChangedLines, in_a_line
 from rallypoint.client.base import keys_missing
-from rallypoint.client.hash import HashStore
-from rallypoint.client.membership import Member as FileMember
-from rallypoint.client.membership import describe as describe_members
+from rallypoint.client.filelog import Member as FileMember
+from rallypoint.client.filelog import describe as describe_members
+from rallypoint.client.local import HashStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import Within, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines

@@ -178,7 +178,7 @@ def test_a_token_may_look_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(AccessError, match="without the job's secret"):
             _store(port)
         # Somebody who does not keep to that.
-        monkeypatch.setattr(connecting, "job_secret", guard.looking_glass)
+        monkeypatch.setattr(connecting, "job_secret", guard.look_credentials)
         store = _store(port)
         asked: list[Callable[[], object]] = [
             lambda: store.set("k", "v"),

@@ -19,7 +19,7 @@ from processes import BACKENDS, end
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import BindError, RallypointError, ServerStartError, UsageError
 from rallypoint.store.server.loops.backend import Choice
-from rallypoint.store.server.process import line, processes
+from rallypoint.store.server.process import hosting, line
 from rallypoint.store.server.process.binding import listen
 from rallypoint.store.server.process.hosting import STORE_SERVER, PreparedServer
 from raw import SECONDS, RawClient, is_gone, until
@@ -363,7 +363,7 @@ def test_many_sockets_are_handed_over_and_the_default_timeout_is_no_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(line, "_AT_ONCE", 2)
-    monkeypatch.setattr(processes, "_BOOTSTRAP", SMALL_PORTIONS + processes._BOOTSTRAP)
+    monkeypatch.setattr(hosting, "_BOOTSTRAP", SMALL_PORTIONS + hosting._BOOTSTRAP)
     socket.setdefaulttimeout(5.0)
     try:
         listeners = listen("127.0.0.1", 0, 5)
@@ -401,7 +401,7 @@ def test_a_child_that_dies_at_its_start(
     child: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = psutil.Process().children()
-    monkeypatch.setattr(processes, "_BOOTSTRAP", child)
+    monkeypatch.setattr(hosting, "_BOOTSTRAP", child)
     with pytest.raises(ServerStartError, match=words):
         master()
     assert psutil.Process().children() == before
@@ -409,8 +409,8 @@ def test_a_child_that_dies_at_its_start(
 
 def test_a_child_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     before = psutil.Process().children()
-    monkeypatch.setattr(processes, "_BOOTSTRAP", "import time; time.sleep(60)")
-    monkeypatch.setattr(processes, "START_SECONDS", 0.1)
+    monkeypatch.setattr(hosting, "_BOOTSTRAP", "import time; time.sleep(60)")
+    monkeypatch.setattr(hosting, "START_SECONDS", 0.1)
     with pytest.raises(ServerStartError, match=r"was not ready after 0\.1 s"):
         master()
     assert psutil.Process().children() == before

@@ -45,7 +45,7 @@ PURE = {
     *("rallypoint.store.core", "rallypoint.store.relay.core", "rallypoint.store.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "roster")),
     *("rallypoint.launch.handover", "rallypoint.launch.schedulers"),
-    *(f"rallypoint.store.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "reading")),
+    "rallypoint.store.replica.engines.etcd_messages",
     "rallypoint.diagnose.findings",
     *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),

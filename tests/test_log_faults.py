@@ -31,9 +31,8 @@ from rallypoint.store.replica.core.records import FormatError
 from rallypoint.store.replica.engines import etcd_messages
 from rallypoint.store.replica.engines.address import parse_address
 from rallypoint.store.replica.engines.etcd_client import EtcdClient
-from rallypoint.store.replica.engines.etcd_messages import Outcome, put, transaction
+from rallypoint.store.replica.engines.etcd_messages import Outcome, encode, put, transaction
 from rallypoint.store.replica.engines.opening import open_log
-from rallypoint.store.replica.engines.protobuf import encode
 from rallypoint.store.replica.log import (
     MOST_BYTES,
     Checkpoint,
@@ -83,7 +82,7 @@ class LoneNodeContract:
 
     def test_paused_killed_and_back(self, node: Node, url: str) -> None:
         with closing(open_log(url)) as log:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"one")
             node.pause()
             begun = time.monotonic()
@@ -102,13 +101,13 @@ class LoneNodeContract:
 
     def test_closing_ends_a_call_under_way(self, node: Node, url: str) -> None:
         log = open_log(url)
-        log.look()
+        log.read_leadership()
         node.pause()
         ended = threading.Event()
 
         def look() -> None:
             with pytest.raises(EngineAwayError):
-                log.look()
+                log.read_leadership()
             ended.set()
 
         caller = threading.Thread(target=look)
@@ -120,21 +119,21 @@ class LoneNodeContract:
             node.resume()
             caller.join()
         with pytest.raises(EngineAwayError):
-            log.look()
+            log.read_leadership()
 
     def test_one_of_several_acquires_a_term(self, node: Node, url: str) -> None:
         """And its record is the only one of its number, in each of many rounds."""
         with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
             logs = [stack.enter_context(closing(open_log(url))) for _ in range(4)]
             for number in range(1, 21):
-                seen = logs[0].look()
+                seen = logs[0].read_leadership()
                 won = list(pool.map(partial(_tries, seen, number), logs))
                 assert won.count(True) == 1
                 assert logs[won.index(True)].read(number) == [repr(logs[won.index(True)]).encode()]
 
     def test_many_short_records_are_read_by_few_calls(self, node: Node, url: str) -> None:
         with closing(open_log(url)) as log, closing(open_log(url)) as other:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             for number in range(1, 201):
                 log.append(term, number, b"%d" % number)
             log.append(term, 201, bytes(MOST_BYTES))
@@ -168,7 +167,7 @@ class TestEtcdNode(LoneNodeContract):
     ) -> None:
         client = EtcdClient(parse_address(url))
         with closing(open_log(url)) as log, closing(client):
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             for number in range(1, 4):
                 log.append(term, number, b"record")
             now = transaction([], [])
@@ -199,7 +198,7 @@ class TestEtcdNode(LoneNodeContract):
         monkeypatch.setattr(etcd_messages, "read_outcome", read_outcome)
         client = EtcdClient(parse_address(url))
         with closing(open_log(url)) as log, closing(client):
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             _fill(client, url, 5_000)
             assert len(read_all(log)) == 5_000
             assert max(counts) < 2_000
@@ -226,11 +225,11 @@ class TestEtcdNode(LoneNodeContract):
         original = EtcdClient.transact
         client = EtcdClient(parse_address(url))
         with closing(open_log(url)) as log, closing(client):
-            log.append(log.acquire(log.look(), "a:1"), 1, b"old")
+            log.append(log.acquire(log.read_leadership(), "a:1"), 1, b"old")
             with monkeypatch.context() as patched:
                 patched.setattr(EtcdClient, "transact", transact)
                 log.erase()
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"new")
             for request in requests:
                 client.transact(request)
@@ -240,7 +239,7 @@ class TestEtcdNode(LoneNodeContract):
     def test_what_cannot_be_read_is_told(self, url: str) -> None:
         client = EtcdClient(parse_address(url))
         with closing(open_log(url)) as log, closing(client):
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             _write(client, url, "checkpoint", b"x")
             _write(client, url, "followers/a", b"\xff")
             for call in (log.checkpoint, log.measure, log.followers, lambda: log.read(1)):
@@ -248,7 +247,7 @@ class TestEtcdNode(LoneNodeContract):
                     call()
             _write(client, url, "leader", b"\xff 1")
             seen = Leadership(0, 0)
-            for ask_who in (log.look, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
+            for ask_who in (log.read_leadership, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
                 with pytest.raises(FormatError, match="who leads cannot be read"):
                     ask_who()
 
@@ -276,7 +275,7 @@ class TestRedisNode(LoneNodeContract):
 
     def test_a_checkpoint_whose_parts_are_gone(self, redis: RedisCluster, url: str) -> None:
         with closing(open_log(url)) as log:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"one")
             log.put_checkpoint(term, Checkpoint(1, b"state"))
             key = f"rallypoint:{{{parse_address(url).job}}}:checkpoint"
@@ -287,7 +286,7 @@ class TestRedisNode(LoneNodeContract):
     def test_what_cannot_be_read_is_told(self, redis: RedisCluster, url: str) -> None:
         prefix = f"rallypoint:{{{parse_address(url).job}}}:"
         with closing(open_log(url)) as log:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             ask(redis.nodes[0], "HSET", f"{prefix}checkpoint", "name", "x", "parts", "1", "length", "y")
             ask(redis.nodes[0], "HSET", f"{prefix}followers", "a:1", "\u20ac")
             for call in (log.checkpoint, log.measure, log.followers):
@@ -299,7 +298,7 @@ class TestRedisNode(LoneNodeContract):
                 log.read(1)
             ask(redis.nodes[0], "HSET", f"{prefix}leader", "term", "first")
             seen = Leadership(0, 0)
-            for ask_who in (log.look, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
+            for ask_who in (log.read_leadership, lambda: log.renew(term), lambda: log.acquire(seen, "b:1")):
                 with pytest.raises(FormatError, match="who leads cannot be read"):
                     ask_who()
 
@@ -319,12 +318,12 @@ class TestRedisNode(LoneNodeContract):
         """As when a master that was lost had acknowledged it: then another history has begun."""
         url = redis.url("other-history")
         with closing(open_log(url)) as standby, closing(open_log(url)) as leader:
-            term = leader.acquire(leader.look(), "a:1")
+            term = leader.acquire(leader.read_leadership(), "a:1")
             leader.append(term, 1, b"lost")
             assert standby.read(1) == [b"lost"]
             assert ask(redis.nodes[0], "FLUSHALL")
             with closing(open_log(url)) as next_leader:
-                assert next_leader.acquire(next_leader.look(), "b:1") == term
+                assert next_leader.acquire(next_leader.read_leadership(), "b:1") == term
                 next_leader.append(term, 1, b"another")
                 with pytest.raises(LostRecordsError):
                     standby.read(2)
@@ -353,11 +352,11 @@ def test_redis_with_tls_and_a_password(tmp_path: Path) -> None:
         for wrong in ("", ":guessed@"):
             url = f"rediss://{wrong}{place}"
             with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
-                log.look()
+                log.read_leadership()
             assert "guessed" not in str(caught.value)
             assert "RALLYPOINT_ENGINE_PASSWORD" in caught.value.hint
         with closing(open_log(f"rediss://:se%40cret@{place}")) as log:
-            log.append(log.acquire(log.look(), "a:1"), 1, b"one")
+            log.append(log.acquire(log.read_leadership(), "a:1"), 1, b"one")
             assert log.read(1) == [b"one"]
             assert "se@cret" not in repr(log) + log.name
 
@@ -368,12 +367,12 @@ def test_sentinels_with_a_password(tmp_path: Path) -> None:
     with redis_cluster(tmp_path) as redis, sentinel(tmp_path, redis.nodes[0], "requirepass hush") as node:
         url = f"redis+sentinel://{node.address}/{MASTER}?job=job"
         with closing(open_log(url)) as log, pytest.raises(EngineRefusedError) as caught:
-            log.look()
+            log.read_leadership()
         assert "sentinel-password-file" in caught.value.hint
         assert "AuthenticationError" in caught.value.message
         assert "<" not in caught.value.message
         with closing(open_log(f"{url}&sentinel-password-file={password}")) as log:
-            assert log.acquire(log.look(), "a:1") == 1
+            assert log.acquire(log.read_leadership(), "a:1") == 1
             assert "hush" not in repr(log) + log.name
 
 
@@ -387,11 +386,11 @@ def test_etcd_with_tls_and_users(tmp_path: Path) -> None:
                 closing(open_log(etcd.url("job", wrong))) as log,
                 pytest.raises(EngineRefusedError) as caught,
             ):
-                log.look()
+                log.read_leadership()
             assert "guessed" not in str(caught.value)
             assert "RALLYPOINT_ENGINE_PASSWORD" in caught.value.hint
         with closing(open_log(etcd.url("job", "root:se%40cret@"))) as log:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"one")
             etcd.nodes[0].restart()  # tokens are forgotten by that
             append_until_done(log, term, 2, b"two")
@@ -427,7 +426,7 @@ class TestEtcdCluster:
         """And nothing is lost or doubled; then the node comes back, another goes."""
         etcd = three_etcds
         with closing(open_log(etcd.url(fault))) as log, closing(open_log(etcd.url(fault))) as other:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             pauses = []
             for number in range(1, 301):
                 if number % 100 == 50:
@@ -444,14 +443,14 @@ class TestEtcdCluster:
     def test_without_most_nodes_nothing_is_acknowledged(self, three_etcds: EtcdCluster) -> None:
         etcd = three_etcds
         with closing(open_log(etcd.url("few"))) as log:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"one")
             for node in etcd.nodes[1:]:
                 node.kill()
             with pytest.raises(EngineAwayError):
                 log.append(term, 2, b"two")
             with pytest.raises(EngineAwayError):
-                log.look()
+                log.read_leadership()
             for node in etcd.nodes[1:]:
                 node.start()
             append_until_done(log, term, 2, b"two")
@@ -471,7 +470,7 @@ class TestSentinels:
         """One that is paused still takes itself for the master when it goes on."""
         url = sentinels.url(fault)
         with closing(open_log(url, acks=1)) as log, closing(open_log(url)) as other:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             pauses = []
             for number in range(1, 201):
                 if number % 100 == 50:
@@ -489,7 +488,7 @@ class TestSentinels:
         """For a second it does not know, and still has the other replica, which acknowledges."""
         url = sentinels.url("replaced")
         with closing(open_log(url, acks=1)) as log, closing(open_log(url)) as other:
-            term, number = log.acquire(log.look(), "a:1"), 0
+            term, number = log.acquire(log.read_leadership(), "a:1"), 0
             for _ in range(3):
                 old = sentinels.leader()
                 log.renew(term)  # as a leader does all the time
@@ -508,7 +507,7 @@ class TestSentinels:
         master = sentinels.leader()
         replicas = [node for node in sentinels.nodes if node is not master]
         with closing(open_log(url, acks=2)) as log, closing(open_log(url, acks=2)) as other:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"one")
             replicas[0].pause()
             with pytest.raises(EngineAwayError, match="replicas"):
@@ -530,10 +529,12 @@ class TestSentinels:
         master = sentinels.leader()
         replicas = [node for node in sentinels.nodes if node is not master]
         with closing(open_log(url)) as log, closing(open_log(url)) as other:
-            term = log.acquire(log.look(), "a:1")
+            term = log.acquire(log.read_leadership(), "a:1")
             log.append(term, 1, b"one")
             with closing(open_log(sentinels.url("later"), acks=2)) as later:
-                later.acquire(later.look(), "a:1")  # replicas that have this have all that was before
+                later.acquire(
+                    later.read_leadership(), "a:1"
+                )  # replicas that have this have all that was before
             for node in replicas:
                 node.kill()
             log.append(term, 2, b"lost")

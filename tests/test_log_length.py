@@ -145,7 +145,7 @@ def test_the_log_stays_short_and_memory_does_not_grow(
 
         ports = free_ports(3)
         leader = start(ports[0])
-        await_that(lambda: log.look().address == leader.address, lambda: "nobody leads")
+        await_that(lambda: log.read_leadership().address == leader.address, lambda: "nobody leads")
         standby = start(ports[1])
         await_that(lambda: is_open(leader.port), lambda: "it does not listen")
         writer = Writer(leader.port, stack)
@@ -172,7 +172,9 @@ def test_the_log_stays_short_and_memory_does_not_grow(
         )
         leader.kill()
         standby.kill()
-        await_that(lambda: log.look().address == late.address, lambda: "the late one does not lead")
+        await_that(
+            lambda: log.read_leadership().address == late.address, lambda: "the late one does not lead"
+        )
         await_that(lambda: is_open(late.port), lambda: "it does not listen")
         with closing(connect(late.port, TORCH)) as client:
             for turn in range(writer.last - _CLIENTS + 1, writer.last + 1):

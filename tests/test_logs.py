@@ -24,7 +24,7 @@ class TestMemory(LogContract):
     def test_an_outcome_that_nobody_knows(self, carried_out: bool) -> None:
         memory = Memory()
         log: Log = MemoryLog(memory)
-        seen = log.look()
+        seen = log.read_leadership()
         memory.fail_next(carried_out=carried_out)
         with pytest.raises(EngineAwayError):
             log.acquire(seen, "a:1")
@@ -46,14 +46,14 @@ class TestMemory(LogContract):
         log = MemoryLog(memory)
         memory.is_away = True
         with pytest.raises(EngineAwayError):
-            log.look()
+            log.read_leadership()
         memory.is_away = False
-        assert log.acquire(log.look(), "a:1") == 1
+        assert log.acquire(log.read_leadership(), "a:1") == 1
 
     def test_a_lost_tail_is_noticed(self) -> None:
         memory = Memory()
         log, standby = MemoryLog(memory), MemoryLog(memory)
-        term = log.acquire(log.look(), "a:1")
+        term = log.acquire(log.read_leadership(), "a:1")
         for number in range(1, 6):
             log.append(term, number, b"%d" % number)
         memory.lose(2)

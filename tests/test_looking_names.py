@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ends import Desk, Played, i64
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.rollcall.identity import (

@@ -20,7 +20,7 @@ import pytest
 
 from meeting_bench import exponent, measure
 from rallypoint.client.base import Store, Value
-from rallypoint.client.hash import HashStore
+from rallypoint.client.local import HashStore
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (

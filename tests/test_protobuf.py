@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.replica.engines import etcd_messages as messages
-from rallypoint.store.replica.engines.protobuf import decode, encode
+from rallypoint.store.replica.engines.etcd_messages import decode, encode
 
 _FIELDS = st.lists(
     st.tuples(st.integers(1, 2**29 - 1), st.integers(0, 2**64 - 1) | st.binary(max_size=300)), max_size=8

@@ -58,7 +58,9 @@ dist.destroy_process_group()
 
 def relays_of(job: Job) -> set[int]:
     """The relay processes of a job."""
-    return {process.pid for process in job.processes() if "rallypoint.store.relay.child" in process.cmdline()}
+    return {
+        process.pid for process in job.processes() if "rallypoint.store.relay.process" in process.cmdline()
+    }
 
 
 def upstream_ports(machine: Machine, relays: set[int]) -> list[str]:

@@ -18,7 +18,6 @@ from rallypoint.store.replica.core import callers
 from rallypoint.store.replica.core import replica as replica_module
 from rallypoint.store.replica.core.callers import Caller
 from rallypoint.store.replica.core.leader import LeaderCore
-from rallypoint.store.replica.core.packing import pack, unpack
 from rallypoint.store.replica.core.records import (
     Assembly,
     Entry,
@@ -26,8 +25,10 @@ from rallypoint.store.replica.core.records import (
     Kind,
     in_parts,
     link,
+    pack,
     pack_record,
     seal,
+    unpack,
 )
 from rallypoint.store.replica.core.replica import Replica, pack_state, rules_of
 from rallypoint.store.replica.log import LostRecordsError
@@ -351,7 +352,7 @@ def test_what_a_client_tells_is_no_record_and_what_a_launcher_says_of_a_stall_is
 def test_a_look_tells_the_process_the_bytes_and_whether_there_is_such_a_store() -> None:
     leader = Leader([])
     leader.core.about = About("1.2", "node-a", 77, "legacy")
-    leader.core.tell_replication = lambda: Replication("etcd at a:1", 1, "")
+    leader.core.describe_replication = lambda: Replication("etcd at a:1", 1, "")
     rank, gone = leader.open(), leader.open()
     for caller, count in ((rank, 100), (gone, 20)):
         leader.ask(caller, request(Op.SET, b"/k", b"v"))
@@ -437,7 +438,9 @@ def test_a_beat_is_answered_with_what_is_wrong_unless_this_process_surely_leads(
     leader.commit()
     relay = leader.open(BEAT)
     assert leader.sent.pop(relay.id) == note()
-    leader.core.tell_replication = lambda: Replication("etcd at a:1", 1, "", away_seconds=70.0, error="down")
+    leader.core.describe_replication = lambda: Replication(
+        "etcd at a:1", 1, "", away_seconds=70.0, error="down"
+    )
     leader.sent[relay.id] = b""
     leader.receive(relay, BEAT)
     trouble = "the engine of the store, etcd at a:1, has not answered for 1 min 10 s: down"

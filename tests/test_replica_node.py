@@ -15,7 +15,7 @@ import pytest
 from memory_log import Memory, MemoryLog
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
-from rallypoint.store.replica import absence, leading
+from rallypoint.store.replica import leading
 from rallypoint.store.replica.core.records import link, pack_record
 from rallypoint.store.replica.log import EngineAwayError, FencedError, Leadership, LostRecordsError
 from rallypoint.store.replica.node import Node
@@ -103,7 +103,7 @@ def test_an_engine_that_never_answers_is_told_of_again_and_again(
             signal.raise_signal(signal.SIGTERM)
             raise FencedError("somebody else")
 
-    monkeypatch.setattr(absence, "REMIND_SECONDS", 0.0)
+    monkeypatch.setattr(leading, "REMIND_SECONDS", 0.0)
     Node(Comes(Memory()), Limits(), "a:1", reserve("127.0.0.1", 0), LegacyLoop).run(
         lambda: ready.append(looks)
     )
@@ -181,7 +181,7 @@ def test_a_loss_that_a_standby_finds_ends_the_leader_too() -> None:
 
     memory = Memory()
     leader = MemoryLog(memory)
-    term = leader.acquire(leader.look(), "b:1")
+    term = leader.acquire(leader.read_leadership(), "b:1")
     with pytest.raises(LostRecordsError, match="record 7 is gone"):
         run(KnowsMore(memory))
     with pytest.raises(LostRecordsError, match="record 7 is gone"):

@@ -75,7 +75,7 @@ class Stores:
     @property
     def leader(self) -> str:
         """The address of the one that leads."""
-        return self.log.look().address
+        return self.log.read_leadership().address
 
     @contextmanager
     def client(self, name: str) -> Iterator[TCPStore]:
@@ -112,7 +112,9 @@ def stores(folder: Path, machines: Sequence[Machine], engine: str = "127.0.0.1")
                 *(*machine.prefix, sys.executable, "-m", "rallypoint", "serve"),
                 *("--host", machine.address, "--port", str(port), "--engine", url),
             ]
-            node = Node(command, port, folder / f"serve-{port}", lambda _: bool(log.look().address))
+            node = Node(
+                command, port, folder / f"serve-{port}", lambda _: bool(log.read_leadership().address)
+            )
             stack.callback(node.kill)
             node.start()
             nodes[f"{machine.address}:{port}"] = node

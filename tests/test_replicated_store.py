@@ -32,7 +32,7 @@ class Site:
         """Who leads, as soon as somebody does, who is not this one."""
 
         def found() -> FrontEnd | None:
-            leading = [each for each in self.servers if each.address == self.log.look().address]
+            leading = [each for each in self.servers if each.address == self.log.read_leadership().address]
             return leading[0] if leading and leading[0] is not but else None
 
         await_that(lambda: found() is not None, lambda: "nobody leads")

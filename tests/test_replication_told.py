@@ -23,7 +23,7 @@ from rallypoint.cli.serve import serve
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE
-from rallypoint.store.machine.reasons import reason_of
+from rallypoint.store.machine.addresses import reason_of
 from rallypoint.store.relay.hosting import host_relay
 from rallypoint.store.replica.engines.address import EngineAddress, Tls, parse_address
 from rallypoint.store.rollcall.judgement import judge

@@ -19,7 +19,7 @@ import pytest
 
 from processes import BACKENDS, Server, end, serving
 from rallypoint.client import tcp
-from rallypoint.client.hash import HashStore
+from rallypoint.client.local import HashStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,

@@ -24,7 +24,16 @@ from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.ranks import Rank
-from rallypoint.store.relay.core.slots import AddSlot, Asker, Call, Line, SharedSlot, Slot, Waiter, WaitSlot
+from rallypoint.store.relay.core.slots import (
+    AddSlot,
+    Asker,
+    Call,
+    RequestOrder,
+    SharedSlot,
+    Slot,
+    Waiter,
+    WaitSlot,
+)
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import unpack_i64
@@ -68,7 +77,9 @@ def test_requests_that_are_carried_out_in_slices_keep_their_order(monkeypatch: p
 def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Combiner._share
 
-    def join_what_is_sent(self: Combiner, line: Line, op: Op, blobs: Sequence[bytes], asker: Asker) -> None:
+    def join_what_is_sent(
+        self: Combiner, line: RequestOrder, op: Op, blobs: Sequence[bytes], asker: Asker
+    ) -> None:
         for slot in self._sent.values():
             if (
                 isinstance(slot, SharedSlot)
@@ -165,7 +176,7 @@ def test_relays_that_count_while_they_are_away_are_caught(monkeypatch: pytest.Mo
 def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     find = Combiner._find
 
-    def forget_the_order(self: Combiner, line: Line, name: tuple[object, ...]) -> Slot | None:
+    def forget_the_order(self: Combiner, line: RequestOrder, name: tuple[object, ...]) -> Slot | None:
         line.last = 0
         return find(self, line, name)
 

@@ -131,7 +131,7 @@ def is_named(process: psutil.Process) -> bool:
 
 def is_relay(process: psutil.Process) -> bool:
     try:
-        return "rallypoint.store.relay.child" in process.cmdline()
+        return "rallypoint.store.relay.process" in process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
 
@@ -226,7 +226,7 @@ def test_a_spare_is_in_the_next_round_within_a_second(tmp_path: Path) -> None:
         members(kills)
         began = time.monotonic()
         for _ in range(2):
-            subprocess.run([sys.executable, "-c", "import rallypoint.store.relay.child"], check=True)
+            subprocess.run([sys.executable, "-c", "import rallypoint.store.relay.process"], check=True)
         two_starts = time.monotonic() - began
         (tmp_path / "over").touch()
         running.wait()

@@ -17,7 +17,7 @@ import pytest
 from processes import torch_serving
 from rallypoint.client.base import Store
 from rallypoint.client.file import FileStore
-from rallypoint.client.hash import HashStore
+from rallypoint.client.local import HashStore
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ProtocolError, RallypointError, StoreTimeoutError, UsageError

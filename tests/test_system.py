@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rallypoint.store.connect.deadline import within
-from rallypoint.store.machine import names, packages, ports
+from rallypoint.store.machine import interfaces, ports, resources
 from raw import SECONDS
 
 pytestmark = pytest.mark.windows
@@ -59,7 +59,7 @@ def test_look_ups_end_when_one_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(-2, "no name")
 
     monkeypatch.setattr(socket, "getnameinfo", quick)
-    found = names.look_up()
+    found = interfaces.time_look_ups()
     assert (found.count, found.stall) == (64, False)
 
     def slow(*_: object) -> tuple[str, str]:
@@ -69,14 +69,14 @@ def test_look_ups_end_when_one_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getnameinfo", slow)
     clock[0] = 0.0
     answered: list[float] = []
-    found = names.look_up(answered.append)
+    found = interfaces.time_look_ups(answered.append)
     assert (found.count, found.stall) == (2, True)
     assert answered == [0.6, 1.2]
 
 
 def test_packages() -> None:
-    assert packages.installed("pytest") == pytest.__version__
-    assert packages.installed("no-such-package-at-all") == packages.ABSENT
+    assert resources.installed("pytest") == pytest.__version__
+    assert resources.installed("no-such-package-at-all") == resources.ABSENT
 
 
 # Ports -----------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from rallypoint.launch.handover import VARIABLE
 from rallypoint.launch.rendezvous import waiting
 from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state, next_report
 from rallypoint.store.connect.connecting import Attempts, connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
 from rallypoint.store.rollcall.identity import Role
 from raw import until
 

@@ -28,9 +28,9 @@ from rallypoint.store.access import INSECURE_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.ports import holder_of
-from rallypoint.store.relay import head
-from rallypoint.store.relay.head import auto_workers, parse_workers
+from rallypoint.store.relay import store_with_workers as server_head
 from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.relay.store_with_workers import auto_workers, parse_workers
 from rallypoint.store.rollcall.clients import reporting_clients, whole
 from rallypoint.store.rollcall.identity import Identity, Role, hello_key
 from rallypoint.store.rollcall.judgement import judge
@@ -105,7 +105,7 @@ def counters(told: Snapshot) -> Counter[str]:
 
 def workers_of(server: Server) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children()
-    return [each for each in children if head.WORKER_PROCESS.module in each.cmdline()]
+    return [each for each in children if server_head.WORKER_PROCESS.module in each.cmdline()]
 
 
 def clients_of(process: psutil.Process, clients: Sequence[RawClient]) -> list[RawClient]:
@@ -280,10 +280,10 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_the_server(monkeypatch: 
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(head, "ServerProcess", fail)
+    monkeypatch.setattr(server_head, "ServerProcess", fail)
     monkeypatch.setattr(pump, "stop_on_signals", lambda _: None)
     loop, _ = make_loop(Choice.LEGACY)
-    server = head.Head(loop, Core(turn=loop.turn), listen("127.0.0.1", 0, WORKERS), None, WORKERS)
+    server = server_head.Head(loop, Core(turn=loop.turn), listen("127.0.0.1", 0, WORKERS), None, WORKERS)
     with pytest.raises(ServerStartError, match="too many open files"):
         server.serve()
 
@@ -375,7 +375,7 @@ def test_by_itself_the_store_of_a_large_job_without_relays_has_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for cores, workers in ((2, 0), (8, 2), (16, 4), (100, 4)):
-        monkeypatch.setattr(head, "usable_cores", lambda found=cores: found)
+        monkeypatch.setattr(server_head, "usable_cores", lambda found=cores: found)
         assert workers_for(256, have_relays=False) == workers
         assert workers_for(255, have_relays=False) == workers_for(4096, have_relays=True) == 0
 

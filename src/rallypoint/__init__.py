@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # as in typing, which takes almost as long to import as P
 if TYPE_CHECKING:
     from rallypoint.client.base import Store
     from rallypoint.client.file import FileStore
-    from rallypoint.client.hash import HashStore
+    from rallypoint.client.local import HashStore
     from rallypoint.client.prefix import PrefixStore
     from rallypoint.client.rendezvous import Rendezvous, rendezvous
     from rallypoint.client.tcp import TCPStore
@@ -66,7 +66,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FileStore": "rallypoint.client.file",
-    "HashStore": "rallypoint.client.hash",
+    "HashStore": "rallypoint.client.local",
     "PrefixStore": "rallypoint.client.prefix",
     "Rendezvous": "rallypoint.client.rendezvous",
     "Store": "rallypoint.client.base",

@@ -103,7 +103,9 @@ class RelayHost:
         end = time.monotonic() + 1.5 * TICK_SECONDS
 
         def untold() -> int:
-            return time.monotonic() < end and sum(not each.upstream.has_told_all for each in self._relays)
+            return time.monotonic() < end and sum(
+                not each.upstream.has_acknowledged_all for each in self._relays
+            )
 
         self._await("", untold, lambda: self._line.send(None), math.inf)
 

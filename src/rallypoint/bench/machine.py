@@ -12,8 +12,8 @@ from typing import Final
 import rallypoint
 from rallypoint.build import in_use
 from rallypoint.errors import UsageError
-from rallypoint.store.machine.packages import installed
 from rallypoint.store.machine.ports import accept_backlog, client_ports, syn_backlog
+from rallypoint.store.machine.resources import installed
 
 SPARE_FILES: Final = 256
 """Files of a process besides its connections."""

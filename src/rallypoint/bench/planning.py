@@ -14,7 +14,7 @@ from rallypoint.bench.clients import Ask
 from rallypoint.bench.contest import Measurement
 from rallypoint.bench.servers import absences
 from rallypoint.errors import UsageError
-from rallypoint.store.machine import names as system_names
+from rallypoint.store.machine import interfaces
 
 # All loads, in the order of the tables
 
@@ -195,7 +195,7 @@ class BenchPlan:
             most = int(machine.available_bytes() * 0.8) // REAL_RANK_BYTES
             return [min(QUICK_REAL_RANKS if quick else REAL_RANKS, max(2, most))]
         if each is AS_IS:
-            found = system_names.look_up()
+            found = interfaces.time_look_ups()
             effect = "; torch's server as it comes does one for every rank" if found.stall else ""
             self.notes.append(f"{found}{effect}")
             return [STALLING_RANKS if found.stall else AS_IS_RANKS]

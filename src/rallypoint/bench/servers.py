@@ -23,8 +23,8 @@ from rallypoint.bench.dialects import TORCH, Dialect
 from rallypoint.bench.names import PURE, REDIS, RELAY, WORKERS
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Worker, end_with_parent, start
-from rallypoint.store.relay.head import auto_workers
 from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.relay.store_with_workers import auto_workers
 from rallypoint.store.server.loops.backend import Choice
 
 REDIS_PROGRAM: Final = "redis-server"

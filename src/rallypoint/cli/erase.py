@@ -71,7 +71,7 @@ def _erase(log: Log) -> dict[str, Any]:
     """Erase it; what there was, as JSON."""
     leadership, extent = Leadership(), Extent()
     try:
-        leadership, extent = log.look(), log.measure()
+        leadership, extent = log.read_leadership(), log.measure()
     except FormatError:
         pass  # whatever it is, it can be removed
     else:

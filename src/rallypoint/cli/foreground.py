@@ -12,8 +12,7 @@ from typing import Any
 from rallypoint.cli.command import Argument
 from rallypoint.errors import UsageError
 from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
-from rallypoint.store.connect.connecting import format_address
-from rallypoint.store.machine.addresses import is_loopback
+from rallypoint.store.machine.addresses import format_address, is_loopback
 from rallypoint.store.server.guard.other_users import access_of_environment
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.server.loops.backend import Choice, choose, make_loop

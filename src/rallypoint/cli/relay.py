@@ -22,7 +22,7 @@ from rallypoint.cli.foreground import (
 from rallypoint.launch.endpoint import parse_places
 from rallypoint.store.relay.finding import find_upstream
 from rallypoint.store.relay.hosting import UPSTREAM_SECONDS
-from rallypoint.store.relay.passing import make_relay
+from rallypoint.store.relay.process import make_relay
 from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.store.server.process.binding import describe
 from rallypoint.store.server.process.startup import limits_of_environment, settle_in

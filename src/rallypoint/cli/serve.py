@@ -24,12 +24,12 @@ from rallypoint.cli.foreground import (
     set_access,
 )
 from rallypoint.errors import UsageError
-from rallypoint.store.connect.connecting import format_address
 from rallypoint.store.core.store import Core
-from rallypoint.store.relay.head import auto_workers, make_server, parse_workers
+from rallypoint.store.machine.addresses import format_address, is_everywhere
+from rallypoint.store.relay.store_with_workers import auto_workers, make_server, parse_workers
 from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.store.server.loops.pump import about_this_process
-from rallypoint.store.server.process.binding import describe, is_everywhere, reachable_at, reserve
+from rallypoint.store.server.process.binding import describe, reachable_at, reserve
 from rallypoint.store.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
 from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits

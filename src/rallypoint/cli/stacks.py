@@ -19,8 +19,9 @@ from rallypoint.launch.stacks.grouping import (
     only,
     put_together,
 )
-from rallypoint.store.connect.connecting import first_to_answer, format_address
+from rallypoint.store.connect.connecting import first_to_answer
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.status.stacks import all_content, all_lines, essence

@@ -19,10 +19,10 @@ from rallypoint.launch.rendezvous.task_group import EndedElsewhereError, TaskGro
 from rallypoint.launch.stacks.watching import Say, watching
 from rallypoint.launch.tasks import Task
 from rallypoint.pytorch.attendance import RollCall
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.relay.hosting import host_relay
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.server.loops.backend import choose
-from rallypoint.store.server.process.binding import is_this_machine
 
 
 def run_task(

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rallypoint.client.look import look, read_if_there
-from rallypoint.client.pool import ConnectionPool
 from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.store.connect.connecting import first_to_answer
-from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.connection import Connection, ConnectionPool
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.judgement import judge, trouble_of
 from rallypoint.store.rollcall.question import Question

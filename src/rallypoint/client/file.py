@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rallypoint.client.base import DEFAULT_TIMEOUT, Store, Timeout
-from rallypoint.client.filelog import CALL_BYTES, MEMBER_BYTES, FileLog
+from rallypoint.client.filelog import CALL_BYTES, MEMBER_BYTES, FileLog, Member, refusal
 from rallypoint.client.local import LocalStore
-from rallypoint.client.membership import Member, refusal
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.engine import Engine

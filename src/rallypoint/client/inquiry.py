@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from rallypoint.client.pool import ConnectionPool, Late
 from rallypoint.errors import ConnectError
+from rallypoint.store.connect.connection import ConnectionPool, Late
 from rallypoint.store.connect.deadline import Deadline, within
 from rallypoint.store.rollcall.identity import Identity, Role
 

@@ -1,4 +1,4 @@
-"""Stores whose engine lives in this process: every operation, written once.
+"""Stores whose engine lives in this process: every operation, written once; and `HashStore`, in memory.
 
 A subclass gives access to the engine, alone and up to date (`_at_once`, `_until`), and records changes
 (`_record`): in memory it wakes others, in a file it writes them down. An operation is a function of the
@@ -9,11 +9,22 @@ done.
 from __future__ import annotations
 
 import os
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from rallypoint.client.base import Store, Timeout, Value, as_keys, as_pairs, keys_missing, to_bytes, to_i64
+from rallypoint.client.base import (
+    DEFAULT_TIMEOUT,
+    Store,
+    Timeout,
+    Value,
+    as_keys,
+    as_pairs,
+    keys_missing,
+    to_bytes,
+    to_i64,
+)
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.engine import Engine
@@ -259,3 +270,48 @@ def _to_text(name: bytes) -> str:
 
 def _present(engine: Engine[bytes], name: bytes, world_size: int) -> list[bytes]:
     return engine.arrived(name).get(world_size, [])
+
+
+class HashStore(LocalStore):
+    """A store that threads of one process share, through the same object or through clones."""
+
+    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+        super().__init__(timeout)
+        # Clones share the engine, and its lock, which tells of each change.
+        self._engine: Engine[bytes] = Engine()
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return "HashStore()"
+
+    def clone(self) -> HashStore:
+        """Another object for the same keys; they live as long as one of the two."""
+        self._check_open()
+        twin = HashStore(self._timeout)
+        twin._engine, twin._changed = self._engine, self._changed
+        return twin
+
+    def close(self) -> None:
+        """End this object; calls that wait in it raise. Its clones are not affected."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _at_once(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
+        with self._changed:
+            return act(self._engine)
+
+    def _until(
+        self, attempt: Callable[[Engine[bytes]], _Result | None], deadline: Deadline
+    ) -> _Result | None:
+        with self._changed:
+            while True:
+                self._check_open()
+                result = attempt(self._engine)
+                if result is not None or deadline.passed:
+                    return result
+                self._changed.wait(min(deadline.remaining, threading.TIMEOUT_MAX))
+
+    def _record(self, op: Op, contents: Sequence[bytes], *, tail: bytes = b"", member: bytes = b"") -> None:
+        del op, contents, tail, member  # the engine is all there is
+        self._changed.notify_all()

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Final
 
 from rallypoint.errors import NotOursError, RallypointError
-from rallypoint.store.connect.connecting import connect, format_address
-from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.connection import Connection, who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.clients import whole
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import only_store

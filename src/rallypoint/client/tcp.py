@@ -29,8 +29,6 @@ from rallypoint.client.base import (
     to_i64,
 )
 from rallypoint.client.inquiry import Inquiry
-from rallypoint.client.pool import ConnectionPool
-from rallypoint.client.relayed import connect_to_relay, relay_for
 from rallypoint.errors import (
     ConnectionLostError,
     ProtocolError,
@@ -39,10 +37,10 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.store.connect.connecting import connect, format_address
-from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.connecting import connect, connect_to_relay, relay_for
+from rallypoint.store.connect.connection import Connection, ConnectionPool, who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.server.loops.backend import Choice, choose
 from rallypoint.store.wire.encoding import counted_request, request

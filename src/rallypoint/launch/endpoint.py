@@ -6,6 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from rallypoint.errors import UsageError
+from rallypoint.store.machine.addresses import format_address
 
 DEFAULT_PORT: Final = 29400
 """The port of an endpoint that names none; torchrun's."""
@@ -28,7 +29,7 @@ class Endpoint(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_address(self.host, self.port)
 
 
 class RoundStore(NamedTuple):

@@ -40,9 +40,9 @@ from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity
 from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
-from rallypoint.store.machine.addresses import is_loopback
+from rallypoint.store.machine.addresses import is_loopback, split_address
 from rallypoint.text import LONGEST_SENTENCE, ranks_text, shown
 
 _T = TypeVar("_T")
@@ -104,15 +104,12 @@ def report_joined(store: str = "", rank: int = -1, world_size: int = -1, seconds
     who = _identity()
     if 0 <= rank != who.rank:
         who = replace(who, rank=rank, world_size=world_size, local_rank=-1, local_world_size=-1)
-    if who.local_world_size < 0 and _is_loopback(store):  # not all launchers say it, but all ranks are here
+    if who.local_world_size < 0 and is_loopback(
+        split_address(store)[0]
+    ):  # not all launchers say it, but all ranks are here
         who = replace(who, local_world_size=who.world_size)
     if who.rank >= 0:
         _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store, timeout_seconds=seconds))
-
-
-def _is_loopback(store: str) -> bool:
-    host = store.rpartition(":")[0].strip("[]")
-    return host == "localhost" or is_loopback(host)
 
 
 def report_roll(roll: JoinProgress) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
-from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, hold
+from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
 _DEVICES = "--nproc-per-node=devices"
 
@@ -49,7 +49,7 @@ def _take_secret(pipe: int) -> None:
     while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
         line += byte
     if text := line.decode().strip():
-        hold(Secret(text, f"the variable {SECRET_VARIABLE}"))
+        set_process_secret(Secret(text, f"the variable {SECRET_VARIABLE}"))
 
 
 def _outlive_briefly(pipe: int) -> None:

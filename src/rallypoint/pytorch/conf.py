@@ -12,7 +12,7 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.options import BY_NAME, parse_ports, parse_seconds
 from rallypoint.launch.rendezvous.meeting import MeetingTimes
 from rallypoint.launch.rendezvous.roster import Settings, Size
-from rallypoint.store.relay.head import parse_workers
+from rallypoint.store.relay.store_with_workers import parse_workers
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.server.process.binding import ANY_PORT
 

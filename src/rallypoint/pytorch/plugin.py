@@ -58,11 +58,11 @@ from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.substitution import find_fault, make_store
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.server.guard.secret import job_secret, take_secret
-from rallypoint.store.server.process.binding import is_this_machine
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")

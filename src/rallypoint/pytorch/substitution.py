@@ -33,7 +33,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rallypoint.client.relayed import relay_for, relay_hint
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import PortInUseError
 from rallypoint.launch.endpoint import Endpoint
@@ -44,10 +43,9 @@ from rallypoint.pytorch.arguments import StoreParameters, as_flag, as_key, as_ti
 from rallypoint.pytorch.groups import await_name, join
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
 from rallypoint.pytorch.store import PythonStore, as_torch_errors, in_torchs_words
-from rallypoint.store.connect.connecting import check_listeners
-from rallypoint.store.connect.connection import STORE_VARIABLE
+from rallypoint.store.connect.connecting import check_listeners, relay_for, relay_hint
+from rallypoint.store.connect.connection import STORE_VARIABLE, who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
 from rallypoint.store.rollcall.identity import Role, hello_key
 
 logger = logging.getLogger("rallypoint.torch")

@@ -15,20 +15,14 @@ from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.doctor.exchange import CARD, Gathered, Participant, gather
 from rallypoint.diagnose.doctor.network import interfaces_out
 from rallypoint.diagnose.doctor.reachability import Card, Way
-from rallypoint.diagnose.doctor.situation import (
-    MOST_RANKS,
-    endpoint_of,
-    is_loopback,
-    leads_elsewhere,
-    number_in,
-)
+from rallypoint.diagnose.doctor.situation import MOST_RANKS, endpoint_of, leads_elsewhere, number_in
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import is_loopback, is_this_machine, split_address
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.server.process.binding import is_this_machine
 
 _PREFIX: Final = "rallypoint/doctor"
 _OPEN: Final = "open"
@@ -95,7 +89,7 @@ def _writer_of(store: TCPStore, key: str) -> str:
         return ""
     writer = next((each.writer for each in snapshot.keys if each.key == key), 0)
     peer = next((each.peer for each in snapshot.clients if each.id == writer), "")
-    return peer.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+    return split_address(peer)[0].removeprefix("::ffff:")
 
 
 def narrow_visitor(card: Card, origin: str) -> Card | Way:

@@ -9,8 +9,8 @@ from typing import Final
 
 from rallypoint.diagnose.doctor.exchange import Gathered
 from rallypoint.diagnose.doctor.reachability import Card
-from rallypoint.diagnose.doctor.situation import is_loopback
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
+from rallypoint.store.machine.addresses import is_loopback
 from rallypoint.text import fine_duration
 
 _CLOCK_S: Final = 2.0

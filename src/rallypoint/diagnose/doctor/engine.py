@@ -17,7 +17,7 @@ from rallypoint.diagnose.doctor.engine_redis import ask_redis, ask_rights, judge
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, warning
 from rallypoint.errors import RallypointError
-from rallypoint.store.replica.core.watch import SILENCE_SECONDS
+from rallypoint.store.replica.core.leader import SILENCE_SECONDS
 from rallypoint.store.replica.engines.address import ETCD, parse_address
 from rallypoint.store.replica.engines.opening import open_log
 from rallypoint.store.replica.log import (
@@ -62,7 +62,7 @@ def _read_time(log: Log) -> float:
     times = []
     for _ in range(_ROUND_TRIPS):
         begun = time.perf_counter()
-        log.look()
+        log.read_leadership()
         times.append(time.perf_counter() - begun)
     return median(times)
 
@@ -96,10 +96,10 @@ def _ask_log(log: Log) -> LogFacts:
 
 def watch_leader(log: Log) -> tuple[Leadership, bool]:
     """Who leads, and whether it has given a sign of life meanwhile."""
-    first = log.look()
+    first = log.read_leadership()
     if first.address:
         time.sleep(SILENCE_SECONDS)
-    last = log.look()
+    last = log.read_leadership()
     return last, last != first
 
 

@@ -42,7 +42,7 @@ _SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
 
 def ask_rights(address: EngineAddress, acks: int) -> Sequence[str]:
     from rallypoint.store.replica.engines.redis_client import RedisClient  # late: it needs a package
-    from rallypoint.store.replica.engines.redis_rights import missing_rights
+    from rallypoint.store.replica.engines.redis_scripts import missing_rights
 
     with closing(RedisClient(address)) as client:
         return missing_rights(client, address.job, acks)

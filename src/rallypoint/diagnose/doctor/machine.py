@@ -16,8 +16,8 @@ import rallypoint
 from rallypoint.build import in_use
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
-from rallypoint.store.machine.packages import ABSENT, installed
 from rallypoint.store.machine.ports import accept_backlog, syn_backlog
+from rallypoint.store.machine.resources import ABSENT, installed
 from rallypoint.store.server.loops.backend import LOOP_PACKAGE
 from rallypoint.text import size
 

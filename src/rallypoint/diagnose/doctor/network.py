@@ -10,11 +10,18 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from rallypoint.diagnose.doctor.situation import Situation, is_loopback
+from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
 from rallypoint.store.connect.deadline import within
-from rallypoint.store.machine.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, Interface, interfaces
-from rallypoint.store.machine.names import LOCAL_CLIENT, look_up
+from rallypoint.store.machine.addresses import is_loopback, look_up
+from rallypoint.store.machine.interfaces import (
+    GLOO_INTERFACE,
+    LOCAL_CLIENT,
+    NCCL_INTERFACE,
+    Interface,
+    interfaces,
+    time_look_ups,
+)
 from rallypoint.store.machine.ports import listening_ports
 
 _ELSEWHERE: Final = "198.51.100.1"
@@ -132,11 +139,8 @@ def can_bind(family: socket.AddressFamily, address: str) -> bool:
 def resolve(name: str) -> tuple[list[str], float]:
     """The addresses of a name, and the seconds it took. OSError, also as TimeoutError, if it has none."""
     begun = time.monotonic()
-    try:
-        found = within(_PATIENCE_S, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-    except UnicodeError as error:
-        raise OSError(f"it is no name: {error}") from error
-    return list(dict.fromkeys(str(address[0]) for *_, address in found)), time.monotonic() - begun
+    found = within(_PATIENCE_S, lambda: look_up(name))
+    return list(dict.fromkeys(str(address[0]) for _, address in found)), time.monotonic() - begun
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
@@ -212,7 +216,7 @@ def check_reverse(_: Situation) -> Iterator[Finding]:
     """torch's own server asks for the name of each client that connects, and serves no client meanwhile."""
     answered: list[float] = []
     try:
-        found = within(_PATIENCE_S, lambda: look_up(answered.append))
+        found = within(_PATIENCE_S, lambda: time_look_ups(answered.append))
         stalls, what = found.stall, str(found)
     except TimeoutError:
         stalls, what = True, f"after {len(answered)} look-ups of {LOCAL_CLIENT}, one had no answer in time"

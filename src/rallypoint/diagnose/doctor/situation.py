@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.launch.endpoint import HOST, IPV6, Endpoint
+from rallypoint.store.machine.addresses import is_loopback
 
 MASTER_PORT: Final = 29_500
 """The port that most launchers take by default."""
@@ -57,14 +58,6 @@ def number_in(environ: Mapping[str, str], name: str) -> int | None:
     """The whole number in a variable; None if it is not set, or holds something else."""
     text = environ.get(name, "").strip()
     return int(text) if _NUMBER.fullmatch(text) else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address leads every machine to itself."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0].strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def leads_elsewhere(address: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 
 from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.doctor.network import interfaces_out, resolve
-from rallypoint.diagnose.doctor.situation import MASTER_PORT, Situation, is_loopback
+from rallypoint.diagnose.doctor.situation import MASTER_PORT, Situation
 from rallypoint.diagnose.findings import Finding, Fix, failure, ok, unknown, warning
 from rallypoint.errors import (
     BindError,
@@ -26,12 +26,13 @@ from rallypoint.errors import (
 )
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import is_loopback, is_this_machine
 from rallypoint.store.machine.ports import client_ports, holder_has, holder_of
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.server.loops.backend import LOOP_PACKAGE
-from rallypoint.store.server.process.binding import is_this_machine, try_port
+from rallypoint.store.server.process.binding import try_port
 from rallypoint.store.wire.encoding import request
 from rallypoint.store.wire.opcodes import READY, Op
 from rallypoint.store.wire.sessions import ASK

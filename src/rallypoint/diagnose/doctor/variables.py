@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from rallypoint.diagnose.doctor.situation import EVERYWHERE, MASTER_PORT, Situation, is_loopback, number_in
+from rallypoint.diagnose.doctor.situation import EVERYWHERE, MASTER_PORT, Situation, number_in
 from rallypoint.diagnose.findings import (
     Finding,
     State,
@@ -19,6 +19,7 @@ from rallypoint.diagnose.findings import (
 )
 from rallypoint.errors import UsageError
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Patch, client_of, patch_of
+from rallypoint.store.machine.addresses import is_loopback
 from rallypoint.store.machine.ports import client_ports
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.store.server.loops.backend import parse_switch

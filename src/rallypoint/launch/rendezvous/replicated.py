@@ -33,11 +33,12 @@ from rallypoint.launch.rendezvous.servers import (
 from rallypoint.launch.rendezvous.waiting import Waiting, connecting_state
 from rallypoint.store.connect.connecting import Attempts
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.relay.finding import find_upstream
 from rallypoint.store.relay.hosting import host_relay
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.server.loops.backend import choose
-from rallypoint.store.server.process.binding import ANY_PORT, is_this_machine
+from rallypoint.store.server.process.binding import ANY_PORT
 from rallypoint.store.server.process.hosting import HostedServer
 
 logger = logging.getLogger("rallypoint.meeting")

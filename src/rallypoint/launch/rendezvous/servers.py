@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rallypoint.client.base import Store
-from rallypoint.client.hash import HashStore
+from rallypoint.client.local import HashStore
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
@@ -29,17 +29,17 @@ from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
 from rallypoint.launch.rendezvous.waiting import await_host
 from rallypoint.launch.reports import WITHOUT_STORE, lost_server
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.machine.addresses import plain_host
+from rallypoint.store.machine.addresses import is_this_machine, plain_host
 from rallypoint.store.relay.finding import knows_names
-from rallypoint.store.relay.head import auto_workers
 from rallypoint.store.relay.hosting import host_relay, host_store, prepare_relay
+from rallypoint.store.relay.store_with_workers import auto_workers
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import JobRound, meetings_of
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import access_of_environment
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.server.loops.backend import choose
-from rallypoint.store.server.process.binding import ANY_PORT, is_this_machine
+from rallypoint.store.server.process.binding import ANY_PORT
 from rallypoint.store.server.process.hosting import HostedServer, Lifespan, PreparedServer, host_server
 
 logger = logging.getLogger("rallypoint.meeting")

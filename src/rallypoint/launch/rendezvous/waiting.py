@@ -20,10 +20,10 @@ from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.store.connect.connecting import SILENT, UNRESOLVED, Attempts, connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.server.process.binding import is_this_machine
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.meeting")

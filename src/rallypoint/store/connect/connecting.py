@@ -1,16 +1,22 @@
 """Reaching a server that may not be up yet: retries with jittered back-off, until a deadline.
 
 When the deadline passes, the error has a line per address that was tried, and a hint what to check.
+
+A machine may have a relay for a store. MASTER_ADDR and MASTER_PORT name the store, alike on all machines,
+because scripts use them for more than the store. A launcher that has started a relay here names the relay in
+RALLYPOINT_RELAY, and the store that it is for in RALLYPOINT_RELAY_OF, both as HOST:PORT. A client of exactly
+that address and port connects to the relay (`relay_for`). Every other address is left alone.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,13 +28,19 @@ from rallypoint.errors import (
     RallypointError,
     StoreTimeoutError,
 )
-from rallypoint.store.connect.connection import Connection, Stream
+from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection, Stream, who_am_i
 from rallypoint.store.connect.deadline import Deadline, in_thread, within
-from rallypoint.store.connect.hello import who_am_i
-from rallypoint.store.machine.reasons import reason_of
-from rallypoint.store.rollcall.identity import Identity
+from rallypoint.store.machine.addresses import (
+    format_address,
+    is_numeric,
+    is_this_machine,
+    look_up,
+    reason_of,
+    split_address,
+)
+from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.server.guard.other_users import ServerGuard, check_listener, goes_plain
-from rallypoint.store.server.guard.secret import Secret, Token, job_secret, looking_glass
+from rallypoint.store.server.guard.secret import Secret, Token, job_secret, look_credentials
 
 Proof = Secret | Token | None
 """What a client proves to have, if anything."""
@@ -84,7 +96,7 @@ def connect(
     addresses of the host, none if its name is not known; what it raises ends the tries. Another thread may
     read `attempts` meanwhile: they say why there is no connection yet.
     """
-    proof = looking_glass() if to_look else job_secret()
+    proof = look_credentials() if to_look else job_secret()
     attempts = attempts or Attempts(host, port)
     pause = _FIRST_PAUSE
     own = who or who_am_i()
@@ -194,16 +206,10 @@ class Attempts:
     def _out_of_files(self) -> str:
         """That a server of this machine may open no more files; empty if it may, or if it is not known."""
         from rallypoint.store.machine.ports import out_of_files  # late: it asks the whole machine
-        from rallypoint.store.server.process.binding import is_this_machine
 
         holder = out_of_files(self.port) if is_this_machine(self.host) else None
         then = "and takes no client before another one leaves: start it with a higher limit (ulimit -n)"
         return f"{holder}, {then}" if holder else ""
-
-
-def format_address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _try_all(
@@ -272,8 +278,6 @@ def check_listeners(host: str, port: int, deadline: Deadline) -> None:
 
     For clients that are not ours, before they connect and when they have.
     """
-    from rallypoint.store.server.process.binding import is_this_machine  # late: only these clients need it
-
     try:
         addresses = [address for _, address in resolve(host, port, deadline)]
     except OSError:  # the client will say so itself
@@ -285,31 +289,12 @@ def check_listeners(host: str, port: int, deadline: Deadline) -> None:
 
 def resolve(host: str, port: int, deadline: Deadline) -> list[tuple[int, tuple[str, int]]]:
     """Addresses of a host. The system's resolver knows no deadline, so a thread asks it."""
-
-    def ask() -> list[tuple[int, tuple[str, int]]]:
-        try:
-            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except UnicodeError as error:
-            raise OSError(str(error)) from error
-        return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
-
     if is_numeric(host):
-        return ask()
+        return look_up(host, port)
     try:
-        return within(deadline.remaining, ask)
+        return within(deadline.remaining, lambda: look_up(host, port))
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer") from None
-
-
-def is_numeric(host: str) -> bool:
-    """Whether a host is an address, which is not looked up anywhere."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host.strip("[]"))
-        except OSError:
-            continue
-        return True
-    return False
 
 
 def _describe(error: Exception) -> str:
@@ -320,3 +305,35 @@ def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "timed out"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def relay_for(
+    host: str, port: int, role: Role = Role.UNKNOWN, environ: Mapping[str, str] = os.environ
+) -> tuple[str, int] | None:
+    """The relay through which this process reaches a store; None: it connects to the store itself.
+
+    Launchers and tools always do: they want to see the whole job.
+    """
+    if environ.get(STORE_VARIABLE) != format_address(host, port) or role in (Role.AGENT, Role.TOOL):
+        return None
+    relay, relay_port = split_address(environ.get(RELAY_VARIABLE, ""))
+    return (relay, int(relay_port)) if relay and relay_port.isdecimal() else None
+
+
+def connect_to_relay(
+    relay: tuple[str, int], store: tuple[str, int], deadline: Deadline, who: Identity
+) -> Connection:
+    """A connection to a relay; ConnectError, also about the store, if the relay does not answer in time."""
+    try:
+        return connect(*relay, deadline, who)
+    except ConnectError as error:
+        hint = relay_hint(relay, store)
+        raise ConnectError(error.message, hint=hint, is_silent=error.is_silent) from error
+
+
+def relay_hint(relay: tuple[str, int], store: tuple[str, int]) -> str:
+    """What to do where a relay does not answer."""
+    return (
+        f"{format_address(*relay)} is this machine's relay for the store {format_address(*store)}: if the "
+        "relay has died, the job has to be started again; --relay=off starts it without relays"
+    )

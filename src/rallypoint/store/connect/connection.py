@@ -1,21 +1,32 @@
-"""One connection to a store server: whole requests out, whole replies in, each within a deadline."""
+"""One connection to a store server: whole requests out, whole replies in, each within a deadline.
+
+The threads of a store take their connections from a pool: each call has one to itself while it lasts, so a
+wait in one thread does not hold up another. A fork starts with an empty pool: two processes on one connection
+would read each other's answers.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, Protocol
 
 from rallypoint.errors import (
     AccessError,
+    ConnectError,
     ConnectionLostError,
     LimitError,
     ProtocolError,
+    RallypointError,
     StoreTimeoutError,
     UsageError,
 )
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.rollcall.identity import Identity, hello_key
+from rallypoint.store.rollcall.identity import Identity, Role, hello_key, identity_of
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
 from rallypoint.store.wire.opcodes import LOCKED, Op
 
@@ -27,6 +38,8 @@ _MOST_BYTES = 1 << 20  # the other side names a length: it is no reason to reser
 RELAY_VARIABLE: Final = "RALLYPOINT_RELAY"
 """For the ranks of a launcher: the relay of this machine, as HOST:PORT; and the store that it is for."""
 STORE_VARIABLE: Final = "RALLYPOINT_RELAY_OF"
+
+Late = StoreTimeoutError | ConnectError
 
 
 class Stream(Protocol):
@@ -221,3 +234,82 @@ def _broken_limit(sent: bytes) -> str:
     except ProtocolError:  # not one of the store's own requests: a handshake, or a question
         pass
     return ""
+
+
+def who_am_i(role: Role = Role.UNKNOWN, rank: int = -1, world_size: int = -1) -> Identity:
+    """The identity that the launcher's variables name, unless a rank is given.
+
+    `role` is for launchers and tools, which have no rank, whatever the variables say.
+    """
+    who = identity_of(os.environ, socket.gethostname(), os.getpid())
+    if role not in (Role.UNKNOWN, Role.RANK):
+        return replace(who, role=role, rank=-1, local_rank=-1, world_size=-1)
+    if rank < 0:
+        return who
+    local_rank = who.local_rank if who.rank == rank else -1
+    return replace(who, role=Role.RANK, rank=rank, local_rank=local_rank, world_size=world_size)
+
+
+class ConnectionPool:
+    """Lends connections, which `connect` makes, and takes back those that are in step."""
+
+    def __init__(self, connect: Callable[[Deadline], Connection]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._owner = os.getpid()
+        self._closed = False
+        self.explain: Callable[[Late, Deadline], Late] = lambda late, _: late
+        """The error of a call whose deadline has passed, with more about the cause."""
+
+    @contextmanager
+    def lend(self, deadline: Deadline) -> Iterator[Connection]:
+        """A connection for the time of one call."""
+        try:
+            connection = self._take() or self._connect(deadline)
+        except ConnectError as late:
+            raise self.explain(late, deadline) from None
+        try:
+            yield connection
+        except StoreTimeoutError as late:
+            raise self.explain(late, deadline) from None
+        finally:
+            self._give_back(connection)
+
+    def close(self) -> None:
+        """Close the idle connections now, and the others when they come back."""
+        if self._owner != os.getpid():
+            self._forget_the_parents()
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _take(self) -> Connection | None:
+        if self._owner != os.getpid():
+            self._forget_the_parents()
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise RallypointError("this store is closed", hint="make a new one, or close it later")
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not connection.is_stale:
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if connection.in_step and not self._closed and self._owner == os.getpid():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _forget_the_parents(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()  # a thread of the parent may have held it
+        for connection in self._idle:
+            connection.close()  # only our copy of the descriptor
+        self._idle = []

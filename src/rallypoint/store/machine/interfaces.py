@@ -1,9 +1,13 @@
-"""The network interfaces of this machine, and which of them gloo and NCCL would take by themselves."""
+"""The network interfaces of this machine, and which of them gloo and NCCL would take by themselves.
+
+Also how long the system takes to find a name for an address: torch's own server asks on each accept.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +24,12 @@ _VIRTUAL: Final = (
 _LINK_LOCAL: Final = ("fe80", "169.254.")
 _NOT_NCCLS: Final = ("lo", "docker")
 """How the names of interfaces begin that NCCL takes only if there is no other."""
+
+LOCAL_CLIENT: Final = "::ffff:127.0.0.1"
+"""The address under which torch's own socket, which is one for both families, sees a local client."""
+
+_LOOKUPS: Final = 64
+_STALL_S: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,3 +119,32 @@ def _choice_of_nccl(found: Sequence[Interface]) -> Interface:
     loopback, if there is another."""
     usable = [each for each in found if each.is_up and each.addresses]
     return min(usable, key=lambda each: (not each.name.startswith("ib"), each.name.startswith(_NOT_NCCLS)))
+
+
+@dataclass(frozen=True)
+class LookUps:
+    """How long reverse look-ups took."""
+
+    count: int
+    seconds: float
+
+    @property
+    def stall(self) -> bool:
+        """Whether one of them had no answer in time: resolvers lose some, or answer none."""
+        return self.seconds > _STALL_S
+
+    def __str__(self) -> str:
+        return f"{self.count} look-ups of {LOCAL_CLIENT} took {self.seconds:.3g} s"
+
+
+def time_look_ups(answered: Callable[[float], object] = lambda _: None) -> LookUps:
+    """Some reverse look-ups of a local client's address, until one stalls; `answered` hears of each."""
+    begun, count, taken = time.monotonic(), 0, 0.0
+    while count < _LOOKUPS and taken <= _STALL_S:
+        try:
+            socket.getnameinfo((LOCAL_CLIENT, 9, 0, 0), 0)
+        except OSError:
+            pass  # no name is an answer: what counts is when
+        count, taken = count + 1, time.monotonic() - begun
+        answered(taken)
+    return LookUps(count, taken)

@@ -7,9 +7,10 @@ from contextlib import closing
 from typing import NamedTuple
 
 from rallypoint.errors import ConnectError
-from rallypoint.store.connect.connecting import Attempts, connect, first_to_answer, format_address, resolve
+from rallypoint.store.connect.connecting import Attempts, connect, first_to_answer, resolve
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.relay.outgoing import Address
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.wire.opcodes import READY

@@ -12,12 +12,12 @@ from rallypoint.store.server.process.hosting import (
     HostedServer,
     Lifespan,
     PreparedServer,
+    ServerKind,
     host_on,
 )
-from rallypoint.store.server.process.processes import ServerKind
 
-RELAY = ServerKind("relay", "rallypoint.store.relay.child")
-STORE_WITH_WORKERS = ServerKind("store server", "rallypoint.store.relay.head")
+RELAY = ServerKind("relay", "rallypoint.store.relay.process")
+STORE_WITH_WORKERS = ServerKind("store server", "rallypoint.store.relay.store_with_workers")
 
 UPSTREAM_SECONDS = 30.0
 """How long a relay may take to reach its upstream at its start."""

@@ -1,17 +1,22 @@
-"""A connection that is not of a client: connecting, reading and writing without ever waiting."""
+"""Connections that are not of clients: connecting, reading and writing without ever waiting.
+
+`Stream` and `Outgoing` carry bytes. `Control` carries short messages between a server with workers and one of
+them; some messages come with a socket.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import AccessError, ConnectionLostError
-from rallypoint.store.connect.connecting import format_address
-from rallypoint.store.machine.reasons import reason_of
+from rallypoint.store.machine.addresses import format_address, reason_of
 from rallypoint.store.server.guard.other_users import ServerGuard, goes_plain
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.server.loops.link import NOT_NOW
@@ -39,6 +44,11 @@ _TIMES: Final = {
     "TCP_KEEPCNT": 2,
     "TCP_USER_TIMEOUT": _SILENCE_SECONDS * 1000,
 }
+
+Message = dict[str, Any]
+
+_MESSAGE_BYTES: Final = 1 << 16
+_SOCKETS_AT_ONCE: Final = 64
 
 
 class Stream:
@@ -310,3 +320,86 @@ def _has_met_itself(sock: socket.socket) -> bool:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
         return False
+
+
+class Control:
+    """One end of the channel, on a Unix socket, which it owns from now on."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        *,
+        on_message: Callable[[Message, socket.socket | None], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_end` is called once, when the other end is gone; nothing is called after `close`."""
+        self._loop = loop
+        self._sock = sock
+        self._on_message = on_message
+        self._on_end = on_end
+        self._heard = b""
+        self._sockets: deque[socket.socket] = deque()  # that have come, before their messages
+        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._is_closed = False
+        sock.setblocking(False)
+        loop.watch_readable(sock, self._on_readable)
+
+    def send(self, message: Message, handed: socket.socket | None = None) -> None:
+        """Send a message; a socket that is handed over is closed here."""
+        self._unsent.append((json.dumps(message).encode() + b"\n", handed))
+        if len(self._unsent) == 1 and not self._is_closed:
+            self._send()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.watch_readable(self._sock, None)
+            self._loop.watch_writable(self._sock, None)
+            self._sock.close()
+            for each in (*self._sockets, *(handed for _, handed in self._unsent if handed is not None)):
+                each.close()
+
+    def _send(self) -> None:
+        """Send what is unsent, as far as there is room."""
+        while self._unsent:
+            line, handed = self._unsent[0]
+            try:
+                sent = socket.send_fds(self._sock, [line], [handed.fileno()] if handed is not None else [])
+            except NOT_NOW:
+                sent = 0
+            except OSError:  # it is gone, which is noticed by reading
+                return
+            if sent and handed is not None:  # it goes with the first byte
+                handed.close()
+                handed = None
+            if sent < len(line):
+                self._unsent[0] = line[sent:], handed
+                self._loop.watch_writable(self._sock, self._on_writable)
+                return
+            self._unsent.popleft()
+
+    def _on_writable(self) -> None:
+        self._loop.watch_writable(self._sock, None)
+        self._send()
+
+    def _on_readable(self) -> None:
+        try:
+            data, files, _, _ = socket.recv_fds(self._sock, _MESSAGE_BYTES, _SOCKETS_AT_ONCE)
+        except NOT_NOW:
+            return
+        except OSError:
+            data, files = b"", []
+        self._sockets.extend(socket.socket(fileno=file) for file in files)
+        if not data:
+            self.close()
+            self._on_end()
+            return
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            if self._is_closed:
+                return
+            message = json.loads(line)
+            # Without one if this process could not open so many files: the other end sees it closed.
+            has_socket = "peer" in message and self._sockets
+            self._on_message(message, self._sockets.popleft() if has_socket else None)

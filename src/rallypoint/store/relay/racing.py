@@ -15,8 +15,9 @@ from functools import partial
 from typing import Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.connect.connecting import is_numeric, resolve
+from rallypoint.store.connect.connecting import resolve
 from rallypoint.store.connect.deadline import Deadline, in_thread
+from rallypoint.store.machine.addresses import is_numeric
 from rallypoint.store.relay.core.upstream import BEAT, BEAT_SECONDS
 from rallypoint.store.relay.finding import Place, StoreAddress
 from rallypoint.store.relay.outgoing import Address, Outgoing
@@ -86,7 +87,7 @@ class Race:
         notes = (runner.note for runner in self._runners if runner.noted_at > fresh)
         return next((note for note in notes if note.trouble), Note())
 
-    def tell(self) -> str:
+    def describe_failures(self) -> str:
         """What was wrong with each place last."""
         return "; ".join(f"{runner.place.name}: {runner.why}" for runner in self._runners)
 
@@ -100,7 +101,8 @@ class _Runner:
         self.why = "not tried yet"
         self.pause = 0.0
         self._addresses = place.addresses
-        self._look_up_at = 0.0
+        self._fresh = Deadline(0.0)
+        """For how long the addresses need not be looked up."""
         self._has_dial = False
         self._connection: Outgoing | None = None
         self._nonce = b""
@@ -111,7 +113,7 @@ class _Runner:
 
     def begin(self) -> None:
         if self._addresses:
-            self._look_up_at = time.monotonic() + _LOOK_UP_SECONDS
+            self._fresh = Deadline(_LOOK_UP_SECONDS)
         if self._connection is None:
             self._dial_later()
 
@@ -131,7 +133,7 @@ class _Runner:
         self._has_dial = False
         if not self._race.is_on:
             return
-        if time.monotonic() >= self._look_up_at:
+        if self._fresh.passed:
             self._look_up()
         if not self._addresses:
             self._dial_later()
@@ -149,7 +151,7 @@ class _Runner:
     def _look_up(self) -> None:
         """Ask for the addresses, in a thread: the resolver may take its time."""
         host, port, _ = self.place
-        self._look_up_at = time.monotonic() + _LOOK_UP_SECONDS
+        self._fresh = Deadline(_LOOK_UP_SECONDS)
         look_up = partial(resolve, host, port, Deadline(_LOOK_UP_SECONDS))
         if is_numeric(host):
             self._take_addresses(look_up())

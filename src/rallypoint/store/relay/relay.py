@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.store.machine.reasons import reason_of
+from rallypoint.store.machine.addresses import reason_of
 from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.upstream import BEAT_SECONDS, BYE
@@ -52,7 +52,7 @@ class Relay(Pump[Rank]):
         core = core or RelayCore(new_token(), limits, loop.turn, about_this_process(loop))
         super().__init__(loop, core, listeners)
         self._relay = core
-        core.tell_upstream = self._tell_upstream
+        core.describe_upstream = self._describe_upstream
         self._upstream = upstream
         self._race = Race(loop, upstream, on_won=self._on_won, on_failed=self._on_failed)
         self._connection: Stream | None = None
@@ -159,10 +159,10 @@ class Relay(Pump[Rank]):
             return
         self._send(reply)
         if self._down_since is not None and self._relay.upstream.is_up:
-            self._come_back(self._down_since)
+            self._report_recovery(self._down_since)
         self.deliver()
 
-    def _come_back(self, since: float) -> None:
+    def _report_recovery(self, since: float) -> None:
         seconds = time.monotonic() - since
         logger.warning("the store at %s answers again after %.1f s; nothing is lost", self._place, seconds)
         self._down_since = None
@@ -203,14 +203,14 @@ class Relay(Pump[Rank]):
         self._down_since = self._failing_since = self._refused_since = None
         self._dial()
 
-    def _tell_upstream(self) -> Upstream:
+    def _describe_upstream(self) -> Upstream:
         places = tuple(each.name for each in self._upstream.places)
         store = self._upstream.store.decode(errors="replace")
         if self._relay.upstream.is_up:
             return Upstream(places, self._place, store=store)
         since = time.monotonic() - (self._failing_since or self._down_since or time.monotonic())
         trouble, advice = self._race.trouble
-        return Upstream(places, "", since, self._race.tell(), trouble, advice, store)
+        return Upstream(places, "", since, self._race.describe_failures(), trouble, advice, store)
 
     def _tick(self) -> None:
         super()._tick()
@@ -233,7 +233,7 @@ class Relay(Pump[Rank]):
                 logger.warning("%s; the ranks are kept until it does", trouble)
             self._excused_at = now
         if self._failing_since is not None and now - max(self._failing_since, self._excused_at) > seconds:
-            told = f" ({self._race.tell()})" if self._upstream.moves else ""
+            told = f" ({self._race.describe_failures()})" if self._upstream.moves else ""
             self._give_up(f"no connection for {seconds:g} s, the limit session_seconds{told}")
         elif self._refused_since is not None and now - self._refused_since > _REFUSED_SECONDS:
             self._give_up(f"nothing has listened there for {_REFUSED_SECONDS:g} s")

@@ -16,11 +16,10 @@ from typing import Any, Final
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.looks import SnapshotCallback
 from rallypoint.store.core.outbox import Close, Pause
-from rallypoint.store.relay.control import Control, Message
 from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.finding import Place, StoreAddress
-from rallypoint.store.relay.outgoing import Stream
+from rallypoint.store.relay.outgoing import Control, Message, Stream
 from rallypoint.store.relay.relay import Relay, new_token
 from rallypoint.store.rollcall.identity import WORKER, Identity, Role, hello_key
 from rallypoint.store.rollcall.question import Question
@@ -64,7 +63,7 @@ class _Client(Rank):
         """What the head knows, which is all."""
         Question.from_json(question)  # or it breaks a rule
         self._begin_look()
-        self._core.worker.ask_head(question, self._take_snapshot)
+        self._core.worker.look_at_head(question, self._take_snapshot)
         return None if self._is_paused else b""
 
     # A relay's session
@@ -188,13 +187,13 @@ class Worker(Relay):
         self.name = f"{WORKER}{number}:{core.about.pid}"
         """As the head knows it."""
         self._looks: dict[bytes, _Look] = {}
-        self._told_clients = 0
+        self._reported_clients = 0
         self._has_dialled = False
-        self._control = Control(loop, control, on_message=self._hear, on_end=loop.stop)
+        self._control = Control(loop, control, on_message=self._on_message, on_end=loop.stop)
 
     def start(self, on_tick: Callback = lambda: None) -> None:
         super().start(on_tick)
-        self._control.say({"ready": True})
+        self._control.send({"ready": True})
 
     def close(self) -> None:
         super().close()
@@ -212,10 +211,10 @@ class Worker(Relay):
     ) -> Stream:
         """A connection to the head, which knows it by this name."""
         ours, theirs = socket.socketpair()
-        self._control.say({"peer": peer}, theirs)
+        self._control.send({"peer": peer}, theirs)
         return Stream(self.loop, ours, on_data=on_data, on_closed=on_closed, on_room=on_room)
 
-    def ask_head(self, question: bytes, deliver: SnapshotCallback) -> None:
+    def look_at_head(self, question: bytes, deliver: SnapshotCallback) -> None:
         """Have the head's answer to a LOOK delivered, or nothing. Who asks the same shares it."""
         look = self._looks.get(question)
         if look is not None:
@@ -231,23 +230,23 @@ class Worker(Relay):
             look = self._looks[question] = _Look(self, question)
             look.delivers.extend(later)
 
-    def _hear(self, message: Message, _: socket.socket | None) -> None:
+    def _on_message(self, message: Message, _: socket.socket | None) -> None:
         self._relay.clients.elsewhere = message["elsewhere"]
 
     def _welcome(self, arrivals: list[Arrival]) -> None:
         super()._welcome(arrivals)
-        if not self._told_clients:
-            self._tell_clients()
+        if not self._reported_clients:
+            self._report_clients()
 
     def _tick(self) -> None:
         super()._tick()
-        self._tell_clients()
+        self._report_clients()
 
-    def _tell_clients(self) -> None:
+    def _report_clients(self) -> None:
         count = len(self._relay.clients)
-        if count != self._told_clients:
-            self._told_clients = count
-            self._control.say({"clients": count})
+        if count != self._reported_clients:
+            self._reported_clients = count
+            self._control.send({"clients": count})
 
     def _dial(self) -> None:
         self.loop.later(_DIAL_SECONDS if self._has_dialled else 0, self._connect)

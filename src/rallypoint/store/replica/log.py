@@ -104,7 +104,7 @@ class Log(Protocol):
     name: str
     """What and where it is, for messages: `etcd at a:2379, b:2379, job /x`."""
 
-    def look(self) -> Leadership:
+    def read_leadership(self) -> Leadership:
         """Who leads by now."""
 
     def acquire(self, seen: Leadership, address: str) -> int:

@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rallypoint.store.replica.absence import Absence
-from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.replica.core.leader import LeaderCore, LeaderWatch
 from rallypoint.store.replica.core.replica import Replica
-from rallypoint.store.replica.core.watch import Watch
-from rallypoint.store.replica.leading import LeaderPump, mark_lost, release_lead
+from rallypoint.store.replica.leading import EngineAbsence, LeaderPump, mark_lost, release_lead
 from rallypoint.store.replica.log import (
     EngineAwayError,
     FencedError,
@@ -55,7 +54,7 @@ class Node:
         self._prepare = prepare
         self._stopped = threading.Event()
         self._on_ready: Callable[[], None] = lambda: None
-        self._absence = Absence(log.name, "trying again")
+        self._absence = EngineAbsence(log.name, "trying again")
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Stand by, and lead when it is due, until SIGINT, SIGTERM or Ctrl-Break.
@@ -87,23 +86,23 @@ class Node:
     def _follow(self, replica: Replica) -> tuple[Replica, int]:
         """Read what the leader writes, until there is none; return the term in which this process leads, or 0
         if it was stopped."""
-        watch, next_word = Watch(), 0.0
+        watch, pause = LeaderWatch(), Deadline(0.0)
         while not self._stopped.is_set():
             try:
                 replica = self._catch_up(replica)
                 if self._stopped.is_set():
                     break
-                if time.monotonic() >= next_word:
-                    next_word = time.monotonic() + _ANNOUNCE_SECONDS
+                if pause.passed:
+                    pause = Deadline(_ANNOUNCE_SECONDS)
                     self._log.announce(Follower(self._address, replica.sequence))
-                seen = self._log.look()
+                seen = self._log.read_leadership()
                 self._be_ready()
-                if watch.look(time.monotonic(), seen):
+                if watch.should_take_over(time.monotonic(), seen):
                     term = self._log.acquire(seen, self._address)
                     return self._read_all(replica), term
                 self._absence.end()
             except FencedError:
-                watch = Watch()  # the leader is alive, or somebody else was faster
+                watch = LeaderWatch()  # the leader is alive, or somebody else was faster
             except EngineAwayError as error:
                 self._absence.begin(error)
             self._stopped.wait(_LOOK_SECONDS)

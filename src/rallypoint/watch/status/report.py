@@ -15,10 +15,10 @@ from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity, activity_of
 from rallypoint.launch.stacks.words import standstill
-from rallypoint.store.connect.connecting import connect, first_to_answer, format_address
-from rallypoint.store.connect.connection import Connection
+from rallypoint.store.connect.connecting import connect, first_to_answer
+from rallypoint.store.connect.connection import Connection, who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question

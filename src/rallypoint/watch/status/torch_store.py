@@ -16,9 +16,10 @@ from typing import Final
 from rallypoint.client.look import read_if_there
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
-from rallypoint.store.connect.connecting import connect, format_address
+from rallypoint.store.connect.connecting import connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.hello import who_am_i
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import LONGEST_KEY, counted, ranks_text, shown

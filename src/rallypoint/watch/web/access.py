@@ -15,7 +15,6 @@ Pure.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from enum import Enum
 from typing import Final
 
 from rallypoint.errors import UsageError
+from rallypoint.store.machine.addresses import is_loopback
 
 LEAST_CHARACTERS: Final = 16
 _HOST: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::[0-9]*)?")
@@ -94,12 +94,7 @@ def is_loopback_name(host: str) -> bool:
     """Whether the header `Host`, with a port or without, can only mean this machine."""
     match = _HOST.fullmatch(host)
     name = (match[1] or match[2]).lower().rstrip(".") if match else ""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name.endswith(".localhost") or is_loopback(name)
 
 
 def _equal(given: str, expected: str) -> bool:

@@ -9,13 +9,11 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from rallypoint.errors import UsageError
-from rallypoint.store.connect.connecting import format_address
-from rallypoint.store.machine.addresses import is_loopback, plain_host
+from rallypoint.store.machine.addresses import format_address, is_loopback, plain_host
 from rallypoint.store.server.guard.other_users import access_of_environment, looks_at_users
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.binding import listen
-from rallypoint.store.server.process.hosting import HostedServer, host_on
-from rallypoint.store.server.process.processes import ServerKind
+from rallypoint.store.server.process.hosting import HostedServer, ServerKind, host_on
 from rallypoint.watch.web.access import check_token
 
 _MODULES: Final = {

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import select
 import socket
 import sys
 import threading
@@ -24,8 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rallypoint.client.look import look_at_job
 from rallypoint.errors import RallypointError
-from rallypoint.store.connect.connecting import first_to_answer, format_address
+from rallypoint.store.connect.connecting import first_to_answer
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.server.process.line import Host
@@ -168,7 +167,7 @@ def main() -> None:
     """Serve the page until the parent ends, or closes our standard input."""
     settle_in(logging.WARNING)
     host = Host()
-    given = host.take_order()
+    given = host.read_order()
     if given is None:
         return
     order, listeners = given
@@ -186,12 +185,6 @@ def main() -> None:
 
 
 def _watch_parent(host: Host, server: WebServer) -> None:
-    """End the server with its parent, also if a child of the parent keeps our standard input open."""
-    if sys.platform == "win32":
-        while host.read_word():
-            pass
-    else:
-        parent = os.getppid()
-        while os.getppid() == parent and not select.select([host], [], [], _CHECK_SECONDS)[0]:
-            pass
+    """End the server with its parent."""
+    host.await_end()
     server.should_exit = True

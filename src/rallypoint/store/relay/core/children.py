@@ -8,8 +8,8 @@ from rallypoint.errors import ProtocolError
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.turn import Turn
-from rallypoint.store.relay.core.requests import Requests
-from rallypoint.store.relay.core.slots import NOBODY, Arrival, Call, Leaver, Line, Waiter
+from rallypoint.store.relay.core.combining import Requests
+from rallypoint.store.relay.core.slots import NOBODY, Arrival, Call, Leaver, RequestOrder, Waiter
 from rallypoint.store.wire.encoding import pack_i64, unpack_i64, unpack_u64
 from rallypoint.store.wire.opcodes import READY, Op
 from rallypoint.store.wire.sessions import ANNOUNCED, Status, end_of_wait, parse_arrive, unpack_pair
@@ -61,7 +61,7 @@ class _Wait(Waiter):
 
     __slots__ = ("_session", "_tag", "call", "is_over")
 
-    def __init__(self, session: Session, line: Line, tag: int) -> None:
+    def __init__(self, session: Session, line: RequestOrder, tag: int) -> None:
         super().__init__(line, session)
         self._session = session
         self._tag = tag
@@ -90,7 +90,13 @@ class _Arrivals:
     )
 
     def __init__(
-        self, requests: Requests, session: Session, line: Line, tag: int, name: tuple[bytes, int], count: int
+        self,
+        requests: Requests,
+        session: Session,
+        line: RequestOrder,
+        tag: int,
+        name: tuple[bytes, int],
+        count: int,
     ) -> None:
         """`name` is the key and the size of the barrier."""
         self._requests = requests
@@ -210,7 +216,7 @@ class RelayCarrier:
         try:
             if own is not None:
                 own(self, session, line, tag, blobs, tail)
-                self._requests.be_due()
+                self._requests.mark_due()
             elif op is Op.CHECK and blobs == _ANNOUNCED:
                 session.answer(tag, Status.DONE, READY)
             else:
@@ -224,7 +230,7 @@ class RelayCarrier:
                 yield
             elif isinstance(note, _Arrivals):
                 note.suspend()
-                self._requests.be_due()
+                self._requests.mark_due()
 
     def resume(self, session: Session) -> Rest:
         for note in session.notes_in_slices():
@@ -233,8 +239,8 @@ class RelayCarrier:
             elif isinstance(note, _Arrivals):
                 note.resume()
             elif not note.is_over:
-                self._requests.combiner.come_back(note)
-            self._requests.be_due()
+                self._requests.combiner.ask_again(note)
+            self._requests.mark_due()
 
     def forget(self, session: Session) -> Rest:
         self._lines.pop(session, None)
@@ -243,30 +249,34 @@ class RelayCarrier:
                 yield
             else:
                 self._end(note, NOBODY)
-                self._requests.be_due()
+                self._requests.mark_due()
         session.notes.clear()
 
     # The operations that are not passed on as they are
 
-    def _get(self, session: Session, line: Line, tag: int, blobs: list[bytes], _: bytes) -> None:
+    def _get(self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], _: bytes) -> None:
         self._requests.ask(line, Op.GET, blobs, b"", _Read(session, tag, blobs[0], is_recalled=False))
 
-    def _recall(self, session: Session, line: Line, tag: int, blobs: list[bytes], _: bytes) -> None:
+    def _recall(self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], _: bytes) -> None:
         self._requests.ask(line, Op.GET, blobs, b"", _Read(session, tag, blobs[0], is_recalled=True))
 
-    def _wait(self, session: Session, line: Line, tag: int, keys: list[bytes], _: bytes) -> None:
+    def _wait(self, session: Session, line: RequestOrder, tag: int, keys: list[bytes], _: bytes) -> None:
         note = session.notes[tag] = _Wait(session, line, tag)
         self._requests.combiner.wait(note, keys)
 
-    def _wait_in_turn(self, session: Session, line: Line, tag: int, keys: list[bytes], _: bytes) -> None:
+    def _wait_in_turn(
+        self, session: Session, line: RequestOrder, tag: int, keys: list[bytes], _: bytes
+    ) -> None:
         note = session.notes[tag] = _Wait(session, line, tag)
         self._requests.combiner.wait(note, keys, in_turn=True)
 
-    def _arrive(self, session: Session, line: Line, tag: int, blobs: list[bytes], tail: bytes) -> None:
+    def _arrive(
+        self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], tail: bytes
+    ) -> None:
         size, weight = parse_arrive(tail)
         session.notes[tag] = _Arrivals(self._requests, session, line, tag, (blobs[0], size), weight)
 
-    def _leave(self, session: Session, _: Line, tag: int, __: list[bytes], tail: bytes) -> None:
+    def _leave(self, session: Session, _: RequestOrder, tag: int, __: list[bytes], tail: bytes) -> None:
         of, count = unpack_pair(tail)
         note = session.notes.get(of)
         left = _Left(session, tag, of, note)
@@ -287,11 +297,13 @@ class RelayCarrier:
             self._requests.combiner.dismiss(note.call)
         leaver.left(1)
 
-    def _told(self, session: Session, _: Line, tag: int, blobs: list[bytes], __: bytes) -> None:
+    def _told(self, session: Session, _: RequestOrder, tag: int, blobs: list[bytes], __: bytes) -> None:
         session.store_report(blobs[0], self._turn.now)
         session.answer(tag, Status.DONE, b"")
 
-    def _pop_called(self, session: Session, line: Line, tag: int, blobs: list[bytes], tail: bytes) -> None:
+    def _pop_called(
+        self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], tail: bytes
+    ) -> None:
         of = unpack_u64(tail)[0]
         note = session.notes.get(of)
         request = _Request(session, tag)

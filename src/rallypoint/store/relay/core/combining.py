@@ -14,11 +14,14 @@ Pure: the owner of a Combiner sends what `take_batch` gives, and passes on what 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.relay.core.long_values import Known
+from rallypoint.store.core.context import Context
+from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.slices import Rest
 from rallypoint.store.relay.core.slots import (
     NOBODY,
     AddSlot,
@@ -27,8 +30,9 @@ from rallypoint.store.relay.core.slots import (
     Asker,
     Call,
     Leaver,
-    Line,
+    LongValues,
     PlainSlot,
+    RequestOrder,
     SharedSlot,
     Slot,
     UnprovenSlot,
@@ -43,6 +47,12 @@ _SHORT: Final = 256  # the longest value of a SET that is compared with others
 _REQUEST_COST: Final = 256  # what a request takes besides its bytes, roughly
 _JOIN_COST: Final = 128  # and one that joins it
 _BATCH_COST: Final = 1 << 17  # of the requests of one batch: some milliseconds of work
+
+_REPLY_BYTES: Final = 128
+"""What a reply takes that is not there yet, roughly."""
+_CROWD: Final = 1 << 15
+"""Those who ask for much add to the next batch while it is smaller, in the measure of `Combiner.unsent_cost`.
+All others always do. So these wait for one such batch at most, and for a part of their own."""
 
 
 class Combiner:
@@ -78,13 +88,13 @@ class Combiner:
         self._joinable: dict[tuple[object, ...], Slot] = {}  # of those that are not sent
         self._waits: dict[tuple[bytes, ...], WaitSlot] = {}  # that may be joined, sent or not
         self.parked: dict[Waiter, tuple[tuple[bytes, ...], Op]] = {}
-        self.known = Known()
+        self.known = LongValues()
         self.held_bytes = 0
         """What is not answered, but for waits: in bytes, roughly."""
 
     # Asking
 
-    def ask(self, line: Line, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
+    def ask(self, line: RequestOrder, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
         """A request that is answered at once."""
         if op is Op.ADD:
             self._add(line, blobs[0], unpack_i64(tail)[0], asker)
@@ -93,7 +103,7 @@ class Combiner:
         else:
             self._put(line, PlainSlot(op, blobs, tail, asker), blobs)
 
-    def _share(self, line: Line, op: Op, blobs: Sequence[bytes], asker: Asker) -> None:
+    def _share(self, line: RequestOrder, op: Op, blobs: Sequence[bytes], asker: Asker) -> None:
         name = (op, *blobs)
         slot = self._find(line, name)
         if slot is None:
@@ -103,7 +113,7 @@ class Combiner:
         slot.askers.append(asker)
         self._hold(slot, _JOIN_COST)
 
-    def _add(self, line: Line, key: bytes, amount: int, asker: Asker) -> None:
+    def _add(self, line: RequestOrder, key: bytes, amount: int, asker: Asker) -> None:
         name = (Op.ADD, key)
         slot = self._find(line, name)
         if not isinstance(slot, AddSlot) or not slot.has_room(amount):
@@ -118,7 +128,7 @@ class Combiner:
         self.held_bytes += cost
         self._unsent_bytes += cost
 
-    def _add_alone(self, line: Line, key: bytes, amount: int, asker: Asker) -> None:
+    def _add_alone(self, line: RequestOrder, key: bytes, amount: int, asker: Asker) -> None:
         """An ADD that nobody may join."""
         slot = AddSlot(key, self._add_alone)
         slot.add(line, amount, asker)
@@ -145,13 +155,13 @@ class Combiner:
         slot.is_leaving = True
         self._leave(slot.tag, 1, _CancelledWait(self, slot))
 
-    def come_back(self, waiter: Waiter) -> None:
+    def ask_again(self, waiter: Waiter) -> None:
         """The client that waits can pop again."""
         parked = self.parked.pop(waiter, None)
         if parked is not None:
             self._join_wait(waiter, *parked)
 
-    def arrive(self, arrival: Arrival, line: Line, key: bytes, size: int) -> None:
+    def arrive(self, arrival: Arrival, line: RequestOrder, key: bytes, size: int) -> None:
         """An arrival at a barrier; its `release` is called until all for whom it stands may go."""
         name = (Op.ARRIVE, key, size)
         slot = self._find(line, name)
@@ -179,11 +189,11 @@ class Combiner:
                 del self._joinable[name]
         leaver.left(count)
 
-    def pop_called(self, line: Line, call: Call, key: bytes, asker: Asker) -> None:
+    def pop_called(self, line: RequestOrder, call: Call, key: bytes, asker: Asker) -> None:
         """A pop by the client that was called to it."""
         self._put(line, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), asker), [key])
 
-    def tell(self, report: bytes) -> None:
+    def send_report(self, report: bytes) -> None:
         """Tell the other side what this relay knows."""
         self._put(None, UnprovenSlot(Op.TOLD, [report], b"", NOBODY), [report])
 
@@ -271,7 +281,7 @@ class Combiner:
 
     # Inside
 
-    def _put(self, line: Line | None, slot: Slot, blobs: Sequence[bytes]) -> None:
+    def _put(self, line: RequestOrder | None, slot: Slot, blobs: Sequence[bytes]) -> None:
         self._numbers += 1
         slot.number = self._numbers
         if line is not None:
@@ -280,7 +290,7 @@ class Combiner:
         if slot.is_immediate:
             self._hold(slot, _REQUEST_COST + sum(map(len, blobs)))
 
-    def _find(self, line: Line, name: tuple[object, ...]) -> Slot | None:
+    def _find(self, line: RequestOrder, name: tuple[object, ...]) -> Slot | None:
         """What a request of that name may join: behind all that its line has asked before."""
         slot = self._joinable.get(name)
         if slot is None or slot.number < line.last:
@@ -410,3 +420,74 @@ class _LeftBarrier:
         if not slot.count:
             self._combiner.drop(slot)
         self._leaver.left(meant)
+
+
+class Requests:
+    """The combiner of one relay, and how much it holds. The outbox says when there is something to send."""
+
+    __slots__ = (
+        *("_is_crowded", "_is_due", "_is_pressed", "_leaving", "_limit", "_others"),
+        *("combiner", "replies_due"),
+    )
+
+    def __init__(self, context: Context) -> None:
+        self.combiner = Combiner()
+        self.replies_due = 0
+        """Replies that clients wait for, in their order."""
+        self._limit = context.limits.relayed_bytes
+        self._others = context.outbox.others
+        self._is_due = False
+        self._is_pressed = False
+        self._is_crowded = False
+        self._leaving: deque[Rest] = deque()  # of clients that waited for very much
+
+    def renew(self) -> None:
+        """The session upstream is lost, and with it all that was asked."""
+        self.combiner = Combiner()
+        self._leaving.clear()
+        self.check_pressure()
+
+    def ask(self, line: RequestOrder, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
+        """Ask the store what is answered at once."""
+        self.combiner.ask(line, op, blobs, tail, asker)
+        self.mark_due()
+
+    def mark_due(self) -> None:
+        """There may be something to send: say so, once until it is sent."""
+        if not self._is_due:
+            self._is_due = True
+            self._others.append(DriverTask.FLUSH)
+        self.check_pressure()
+
+    def mark_sent(self) -> None:
+        """What could be sent has been."""
+        self._is_due = False
+        self._go_on_leaving()
+        self.check_pressure()
+
+    def leave(self, rest: Rest) -> None:
+        """Take back what a client has asked, with other clients' requests in between."""
+        self._leaving.append(rest)
+        self._go_on_leaving()
+
+    def _go_on_leaving(self) -> None:
+        while self._leaving and self.combiner.unsent_cost <= _CROWD:
+            if next(self._leaving[0], True):
+                self._leaving.popleft()
+
+    def check_pressure(self) -> None:
+        """Have the driver read nothing more from clients while too much is held.
+
+        And nothing from those who ask for much, while there is enough for the next batch.
+        """
+        is_crowded = self.combiner.unsent_cost > _CROWD
+        if is_crowded != self._is_crowded:
+            self._is_crowded = is_crowded
+            self._others.append(DriverTask.CROWDED if is_crowded else DriverTask.ROOM)
+        held = self.combiner.held_bytes + self.replies_due * _REPLY_BYTES
+        if held > self._limit and not self._is_pressed:
+            self._is_pressed = True
+            self._others.append(DriverTask.HOLD)
+        elif held <= self._limit // 2 and self._is_pressed:
+            self._is_pressed = False
+            self._others.append(DriverTask.READ_ON)

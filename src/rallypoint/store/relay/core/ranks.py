@@ -17,7 +17,7 @@ from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.slices import SLICE, Rest
 from rallypoint.store.engine.waiters import size_of
-from rallypoint.store.relay.core.requests import Requests
+from rallypoint.store.relay.core.combining import Requests
 from rallypoint.store.relay.core.slots import Arrival, Call, Waiter
 from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import Question
@@ -271,7 +271,7 @@ class Rank(Client):
         self._waits[wait] = None
         self._keys += len(keys)
         self._hold_waits(_WAIT_BYTES + size_of(keys))
-        self._requests.be_due()
+        self._requests.mark_due()
         return b""
 
     def end_wait(self, wait: _Wait, refusal: bytes | None, call: Call | None) -> None:
@@ -295,7 +295,7 @@ class Rank(Client):
         self._requests.combiner.arrive(arrival, self, key, size)
         self._arrivals[key, size] = arrival
         self._hold_waits(_WAIT_BYTES + size_of([key]))
-        self._requests.be_due()
+        self._requests.mark_due()
         return b""
 
     def leave_barrier(self, arrival: _AtBarrier) -> None:
@@ -313,7 +313,7 @@ class Rank(Client):
             for key in call.keys:
                 self._calls.pop(key, None)
             self._requests.combiner.pop_called(self, call, blobs[0], reply)
-            self._requests.be_due()
+            self._requests.mark_due()
         return b""
 
     def _delete(self, blobs: list[bytes], tail: bytes) -> bytes:
@@ -365,7 +365,7 @@ class Rank(Client):
     def _leave_in_slices(self) -> Rest:
         while len(self._waits) > SLICE:
             self._end_waits(list(islice(self._waits, SLICE)))
-            self._requests.be_due()
+            self._requests.mark_due()
             yield
         self._give_up(None)
 
@@ -389,7 +389,7 @@ class Rank(Client):
         for arrival in arrivals.values():
             arrival.giving_up = giving_up
             combiner.leave(arrival, 1, arrival)
-        self._requests.be_due()
+        self._requests.mark_due()
 
     def withdraw(self, reply: _Reply) -> None:
         """Nothing will come as this reply, unless it has."""

@@ -17,8 +17,8 @@ from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.children import RelayCarrier
+from rallypoint.store.relay.core.combining import Requests
 from rallypoint.store.relay.core.ranks import Rank
-from rallypoint.store.relay.core.requests import Requests
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
 from rallypoint.store.wire.limits import Limits
@@ -41,7 +41,7 @@ class RelayCore(ServerCore[Rank]):
 
     kind = "relay"
 
-    __slots__ = ("_is_telling", "request_table", "requests", "tell_upstream", "upstream")
+    __slots__ = ("_is_reporting", "describe_upstream", "request_table", "requests", "upstream")
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class RelayCore(ServerCore[Rank]):
         super().__init__(context, RelayCarrier(self.requests, context.turn))
         own: dict[Op, Deliver[Rank]] = {**SESSION_METHODS, **EXTENSION_METHODS}
         self.request_table: RequestTable[Rank] = RequestTable(self.limits, {**carried(CLIENT_METHODS), **own})
-        self.tell_upstream: Callable[[], told.Upstream | None] = lambda: None
+        self.describe_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._open_session(token)
 
     def _open_session(self, token: bytes) -> None:
-        self.upstream = Upstream(self.requests.combiner, token, self.limits, self._tell)
-        self._is_telling = False
+        self.upstream = Upstream(self.requests.combiner, token, self.limits, self._start_report)
+        self._is_reporting = False
 
     # Clients
 
@@ -93,7 +93,7 @@ class RelayCore(ServerCore[Rank]):
         return rank.pending(KEYS_NAMED)
 
     def sum_up(self) -> told.Snapshot:
-        return replace(super().sum_up(), upstream=self.tell_upstream())
+        return replace(super().sum_up(), upstream=self.describe_upstream())
 
     def describe(self, _: Question) -> Fields:
         """The barriers at which its clients wait; others may be there through other relays."""
@@ -106,18 +106,18 @@ class RelayCore(ServerCore[Rank]):
         rows = [barrier_row(*name, len(found), found) for name, found in members.items()]
         yield "barriers", as_list(rows)
 
-    def _tell(self) -> None:
+    def _start_report(self) -> None:
         """The other side wants to know what this relay knows; once is enough."""
-        if not self._is_telling:
-            self._is_telling = True
+        if not self._is_reporting:
+            self._is_reporting = True
             self.looks.start(Question(), partial(self._send_report, self.upstream))
 
     def _send_report(self, upstream: Upstream, snapshot: bytes) -> None:
         """Send a snapshot to the session that asked for it, unless that is lost."""
         if upstream is self.upstream:
-            self._is_telling = False
-            self.requests.combiner.tell(snapshot)
-            self.requests.be_due()
+            self._is_reporting = False
+            self.requests.combiner.send_report(snapshot)
+            self.requests.mark_due()
 
     # Upstream
 
@@ -138,9 +138,9 @@ class RelayCore(ServerCore[Rank]):
 
     def _sent(self, data: bytes) -> bytes:
         """This is sent upstream; what is left is for another turn."""
-        self.requests.be_sent()
+        self.requests.mark_sent()
         if self.upstream.has_batch:
-            self.requests.be_due()
+            self.requests.mark_due()
         return data
 
     def lose_upstream(self) -> None:

@@ -7,21 +7,30 @@ decides which requests may share one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
-from rallypoint.store.relay.core.long_values import Known
 from rallypoint.store.wire.encoding import I64_MAX, I64_MIN, encode, pack_i64
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.sessions import MOST_ARRIVALS, Status, arrive_tail, parse_count, parse_sum
+from rallypoint.store.wire.sessions import (
+    MOST_ARRIVALS,
+    REMEMBERED,
+    REMEMBERED_BYTES,
+    WORTH_REMEMBERING,
+    Status,
+    arrive_tail,
+    parse_count,
+    parse_sum,
+)
 
 _MOST_SUM: Final = 1 << 62
 _MOST_JOINED: Final = 4096  # arrivals; they are gone through one by one
 
 
-class Line(Protocol):
+class RequestOrder(Protocol):
     """Whose requests are carried out in their order: a client, or a relay further down."""
 
     last: int
@@ -125,7 +134,7 @@ class SharedSlot(Slot):
 
     __slots__ = ("_blobs", "_known", "_op", "askers")
 
-    def __init__(self, known: Known, op: Op, blobs: Sequence[bytes]) -> None:
+    def __init__(self, known: LongValues, op: Op, blobs: Sequence[bytes]) -> None:
         super().__init__()
         self._known = known
         self._op = op
@@ -155,7 +164,7 @@ class SharedSlot(Slot):
         super().take_piece(content)
 
 
-AskAlone = Callable[[Line, bytes, int, Asker], None]
+AskAlone = Callable[[RequestOrder, bytes, int, Asker], None]
 
 
 class AddSlot(Slot):
@@ -167,7 +176,7 @@ class AddSlot(Slot):
         super().__init__()
         self._ask_alone = ask_alone
         self._key = key
-        self._parts: list[tuple[Line, int, Asker]] = []
+        self._parts: list[tuple[RequestOrder, int, Asker]] = []
         self._sum = 0
 
     def has_room(self, amount: int) -> bool:
@@ -175,7 +184,7 @@ class AddSlot(Slot):
         same_sign = (amount >= 0) == (self._sum >= 0) or not amount or not self._sum
         return same_sign and abs(self._sum + amount) < _MOST_SUM
 
-    def add(self, line: Line, amount: int, asker: Asker) -> None:
+    def add(self, line: RequestOrder, amount: int, asker: Asker) -> None:
         self._parts.append((line, amount, asker))
         self._sum += amount
 
@@ -220,7 +229,7 @@ class Waiter(ABC):
 
     __slots__ = ("line", "presence", "since", "slot")
 
-    def __init__(self, line: Line, presence: Presence) -> None:
+    def __init__(self, line: RequestOrder, presence: Presence) -> None:
         self.line = line
         self.presence = presence
         self.since = 0  # the first batch that could have been sent after it had begun
@@ -340,3 +349,67 @@ class ArriveSlot(Slot):
             arrival.release(Status.DONE, pack_i64(count))
             return count
         return 0
+
+
+class LongValues:
+    """The long values that were read last: the store need not send them again while they are unchanged."""
+
+    __slots__ = ("_bytes", "_coming", "_recalls", "_values")
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bytes = 0
+        self._recalls: Counter[bytes] = Counter()  # under way; they may refer to what is known
+        self._coming: Counter[bytes] = Counter()  # reads whose answers come in pieces
+
+    def begin_recall(self, key: bytes) -> bool:
+        """Whether the value is known, or is coming, and so need only be recalled."""
+        if key not in self._values and key not in self._coming:
+            return False
+        self._recalls[key] += 1
+        return True
+
+    def expect(self, key: bytes) -> None:
+        """The answer to a read comes in pieces."""
+        self._coming[key] += 1
+
+    def learn(self, key: bytes, status: Status, content: bytes, *, recalled: bool, expected: bool) -> bytes:
+        """Take the answer to a read; return the value. `expected`: it has come in pieces."""
+        if recalled:
+            _count_down(self._recalls, key)
+        if expected:
+            _count_down(self._coming, key)
+        if status is Status.UNCHANGED:
+            if key not in self._values:
+                raise ProtocolError(f"the value of {key!r} is said to be unchanged, but is not known here")
+            self._values.move_to_end(key)
+            return self._values[key]
+        if status is Status.DONE:
+            self._forget(key)
+            if len(content) >= WORTH_REMEMBERING:
+                self._values[key] = content
+                self._bytes += len(content)
+                self._shrink()
+        return content
+
+    def _shrink(self) -> None:
+        while len(self._values) > REMEMBERED or self._bytes > REMEMBERED_BYTES:
+            oldest = next((key for key in self._values if key not in self._recalls), None)
+            if oldest is None:
+                return
+            self._forget(oldest)
+
+    def _forget(self, key: bytes) -> None:
+        old = self._values.pop(key, None)
+        if old is not None:
+            self._bytes -= len(old)
+
+    def check_invariants(self) -> None:
+        assert self._bytes == sum(map(len, self._values.values()))
+        assert all(count > 0 for count in [*self._recalls.values(), *self._coming.values()])
+
+
+def _count_down(counter: Counter[bytes], key: bytes) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

@@ -34,7 +34,7 @@ from rallypoint.store.wire.sessions import (
 
 _BATCH_BYTES = 1 << 20
 _BATCHES_AT_ONCE: Final = 4
-_UNTOLD_BYTES = 1 << 16
+_UNACKNOWLEDGED_BYTES = 1 << 16
 _TICKS = 10
 BEAT: Final = request(Op.BEAT)
 _PRESENT: Final = request(Op.PRESENT)
@@ -56,14 +56,25 @@ class Upstream:
     """One session upstream, for the requests of one combiner."""
 
     __slots__ = (
-        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_on_tell"),
-        *("_reader", "_silent", "_state", "_taken", "_ticks", "_told", "_token", "_untold_bytes"),
+        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_on_report_asked"),
+        *(
+            "_reader",
+            "_silent",
+            "_state",
+            "_taken",
+            "_ticks",
+            "_acknowledged",
+            "_token",
+            "_unacknowledged_bytes",
+        ),
         *("batches", "frames", "keeps_seconds", "most_bytes"),
     )
 
-    def __init__(self, combiner: Combiner, token: bytes, limits: Limits, on_tell: Callable[[], None]) -> None:
-        """`on_tell` is called when the other side wants to know what this relay knows."""
-        self._on_tell = on_tell
+    def __init__(
+        self, combiner: Combiner, token: bytes, limits: Limits, on_report_asked: Callable[[], None]
+    ) -> None:
+        """`on_report_asked` is called when the other side wants to know what this relay knows."""
+        self._on_report_asked = on_report_asked
         self._combiner = combiner
         self._token = token
         self._keep_ms = int(limits.session_seconds * 1000)
@@ -75,8 +86,8 @@ class Upstream:
         self._greeting = bytearray()
         self._reader = FrameReader()
         self._taken = 0  # the last frame that has come
-        self._told = 0  # the last frame of which the other side knows that it has come
-        self._untold_bytes = 0  # of those since
+        self._acknowledged = 0  # the last frame of which the other side knows that it has come
+        self._unacknowledged_bytes = 0  # of those since
         self._ticks = 0  # since when it does not know of one
         self._silent = 0  # how often `beat` was called since something came
         self._note = Note()
@@ -96,9 +107,9 @@ class Upstream:
         return self._state is _State.UP and self._combiner.has_batch
 
     @property
-    def has_told_all(self) -> bool:
+    def has_acknowledged_all(self) -> bool:
         """Whether the other side knows of every frame that has come."""
-        return self._told == self._taken
+        return self._acknowledged == self._taken
 
     def connected(self) -> bytes:
         """There is a new connection, and who is at its other end has answered: what to send."""
@@ -138,19 +149,19 @@ class Upstream:
         batches: list[bytes] = []
         while self.has_batch and len(batches) < _BATCHES_AT_ONCE:
             batches.append(self._next_batch())
-        if self._untold_bytes >= MOST_UNTAKEN // 2:
-            batches.append(self._tell())
+        if self._unacknowledged_bytes >= MOST_UNTAKEN // 2:
+            batches.append(self._acknowledge())
         return b"".join(batches)
 
     def tick(self) -> bytes:
         """Once a second: tell what has come, if no batch has for a while; the other side keeps it so long."""
-        if self._state is not _State.UP or self.has_told_all:
+        if self._state is not _State.UP or self.has_acknowledged_all:
             self._ticks = 0
             return b""
         self._ticks += 1
-        if self._ticks < _TICKS and self._untold_bytes < _UNTOLD_BYTES:
+        if self._ticks < _TICKS and self._unacknowledged_bytes < _UNACKNOWLEDGED_BYTES:
             return b""
-        return self._tell()
+        return self._acknowledge()
 
     def beat(self, *, is_read: bool = False) -> bytes:
         """Every BEAT_SECONDS, if at all: ask for a sign of life, unless something has come meanwhile.
@@ -170,7 +181,7 @@ class Upstream:
         # A SESSION is a question as well. A leader answers it when its record is committed, a beat at once.
         return BEAT if self._silent > 1 and self._state is _State.UP else b""
 
-    def _tell(self) -> bytes:
+    def _acknowledge(self) -> bytes:
         """An empty batch, which tells what has come."""
         self._combiner.begin_batch(self._kept.number + 1)
         return self._send(())
@@ -190,7 +201,7 @@ class Upstream:
         if not self._kept.reaches_back_to(welcome.taken):
             raise SessionLostError(f"the store has taken batch {welcome.taken} of {self._kept.number}")
         self._kept.let_go(welcome.taken)
-        self._told = self._taken
+        self._acknowledged = self._taken
         opening = self._kept.all()
         # Who has left meanwhile is to be uncounted before the rest counts again.
         while self._combiner.has_unsent:
@@ -208,13 +219,13 @@ class Upstream:
             if number != self._taken + 1:
                 raise SessionLostError(f"frame {number} of a session comes after frame {self._taken}")
             self._taken = number
-            self._untold_bytes += len(payload)
+            self._unacknowledged_bytes += len(payload)
             self.frames += 1
             try:
                 self._kept.let_go(taken)
                 for tag, status, content in parse_items(payload):
                     if status is Status.TELL:
-                        self._on_tell()
+                        self._on_report_asked()
                     else:
                         self._combiner.take(tag, status, content)
             except ProtocolError as error:  # what is behind it in the frame would not come again
@@ -228,12 +239,12 @@ class Upstream:
     def _send(self, requests: list[bytes] | tuple[()]) -> bytes:
         self.batches += 1
         data = batch(self._kept.number + 1, self._taken, requests)
-        self._told = self._taken
-        self._ticks = self._untold_bytes = 0
+        self._acknowledged = self._taken
+        self._ticks = self._unacknowledged_bytes = 0
         self._kept.add(data)
         return data
 
     def check_invariants(self) -> None:
         self._kept.check_invariants()
-        assert self._told <= self._taken
+        assert self._acknowledged <= self._taken
         self._combiner.check_invariants()

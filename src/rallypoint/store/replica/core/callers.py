@@ -51,10 +51,10 @@ class Caller(Client):
     """One client of the leader."""
 
     __slots__ = (
+        "_has_only_looked",
         "_is_looking",
         "_leader",
         "_most_bytes",
-        "_only_looks",
         "_outgoing",
         "_outgoing_bytes",
         "_woken",
@@ -72,7 +72,7 @@ class Caller(Client):
         self._most_bytes = leader.clients.limits.unsent_bytes
         self._woken = leader.outbox.woken
         self._is_looking = False
-        self._only_looks = True  # so far
+        self._has_only_looked = True  # so far
         self.name = ""
         """Which store it means."""
         self.is_known = False
@@ -87,7 +87,7 @@ class Caller(Client):
     def _receive(self, data: bytes) -> bytes:
         parser = self._parser
         assert parser is not None
-        if not self._only_looks and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
+        if not self._has_only_looked and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
             nature, awaited = self._leader.scanner.classify(data)
             if nature is Nature.READS and self._may_read(awaited):
                 return self._read(data)
@@ -110,9 +110,9 @@ class Caller(Client):
         return self.carry(Op.GET, [key], b"")
 
     def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
-        if self._only_looks and (answer := self._answer_tool(op, blobs)):
+        if self._has_only_looked and (answer := self._answer_tool(op, blobs)):
             return answer
-        self._only_looks = False
+        self._has_only_looked = False
         data = encode(op, blobs, tail)
         if (op in READ_OPS or op is Op.WAIT) and self._may_read(blobs if op is Op.WAIT else ()):
             return self._read(data)

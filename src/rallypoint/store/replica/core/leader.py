@@ -32,6 +32,7 @@ from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.replica.core.callers import Caller
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
 from rallypoint.store.replica.core.replica import Output, Replica, rules_of
+from rallypoint.store.replica.log import Leadership
 from rallypoint.store.rollcall.judgement import trouble_with_engine
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import VALIDATE
@@ -55,6 +56,12 @@ _ASK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
 """For how long a named store is kept that nobody uses."""
 
+RENEW_SECONDS: Final = 0.3
+"""How often a leader says that it is alive."""
+SILENCE_SECONDS: Final = LEASE_SECONDS + RENEW_SECONDS
+"""After so long without a sign, its lease is over: it was renewed before the last sign was seen. Clocks of
+two machines need not agree for that; but a second has to last equally long on both, within a quarter."""
+
 
 class LeaderCore(ServerCore[Caller]):
     """One leader, for one term. Not safe for threads."""
@@ -62,7 +69,7 @@ class LeaderCore(ServerCore[Caller]):
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
         *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
-        *("_time_ahead", "_waiting_bytes", "request_table", "replica", "scanner", "tell_replication"),
+        *("_time_ahead", "_waiting_bytes", "request_table", "replica", "scanner", "describe_replication"),
     )
 
     def __init__(
@@ -81,7 +88,7 @@ class LeaderCore(ServerCore[Caller]):
         self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
         self.scanner = Scanner(self.limits, LOGGED_OPS)
         self.looks = self._all_looks = LeaderLooks(self)
-        self.tell_replication: Callable[[], Replication | None] = lambda: None
+        self.describe_replication: Callable[[], Replication | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._clock = clock
         # Time goes on where the leader before has left it, and stands still while nobody confirms that this
@@ -339,7 +346,7 @@ class LeaderCore(ServerCore[Caller]):
 
     def trouble(self) -> Note:
         """What keeps it from going on: its engine is away, as far as it knows."""
-        kept = self.tell_replication()
+        kept = self.describe_replication()
         return Note(*trouble_with_engine(kept)) if kept is not None and kept.away_seconds >= 0 else Note()
 
     def caller_of(self, client: Client) -> Caller | None:
@@ -375,14 +382,14 @@ class _Reader(Connection):
     def validate(self) -> None:
         """It is no client that has come."""
 
-    def hold(self, _: int, __: bool) -> None:
+    def hold(self, *_: object) -> None:
         """Nothing is held for it: it is read to the end at once."""
 
 
 class _NoSessions:
     """The sessions of relays are the replica's; the leader has none of its own."""
 
-    def carry(self, _: Session, __: int, ___: Op, ____: list[bytes], _____: bytes) -> Rest | None:
+    def carry(self, *_: object) -> Rest | None:
         raise AssertionError
 
     def suspend(self, _: Session, /) -> Rest:
@@ -452,7 +459,27 @@ class _Subject:
             caller = leader.caller_of(client)
             if caller is not None:
                 client.received, client.sent = caller.received, caller.sent
-        kept = leader.tell_replication()
+        kept = leader.describe_replication()
         if kept is not None and self._name and self._name not in leader.replica.stores:
             kept = replace(kept, unknown_store=self._name)
         return replace(core.sum_up(), replication=kept, **asdict(leader.about))
+
+
+class LeaderWatch:
+    """What has been seen of the leader."""
+
+    __slots__ = ("_since", "seen")
+
+    def __init__(self) -> None:
+        self.seen: Leadership | None = None
+        """What was seen last."""
+        self._since = 0.0
+
+    def should_take_over(self, now: float, seen: Leadership) -> bool:
+        """The engine has answered this, and now is when the answer has come: whether to take over.
+
+        Then `Log.acquire` is due, with `seen`. It fails if there was a sign of the leader meanwhile.
+        """
+        if seen != self.seen:
+            self.seen, self._since = seen, now
+        return not seen.address or now - self._since >= SILENCE_SECONDS

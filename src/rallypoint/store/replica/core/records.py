@@ -2,15 +2,20 @@
 
 A record may be longer than what an engine takes at once. Then it is written in parts, one after the other,
 each as a record of the log with a number of its own.
+
+Checkpoints are plain data as bytes (`pack`, `unpack`): None, numbers, texts, bytes, and lists of such. The
+same data gives the same bytes, on every machine and in every version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from math import isfinite
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from rallypoint.errors import RallypointError
@@ -33,6 +38,16 @@ _ENTRY: Final = Struct("<BQQ")
 _LINK: Final = Struct("<I")
 LINK_BYTES: Final = _LINK.size
 _WHOLE, _MORE, _LAST = range(3)
+
+_ITEM: Final = Struct("<BQ")
+_FLOAT: Final = Struct("<d")
+_NONE, _FALSE, _TRUE, _INT, _FLOATING, _BYTES, _TEXT, _LIST, _RUN = range(9)
+_DEEPEST: Final = 32
+BYTES_PER_READ: Final = 4 << 20
+"""How long the records of a read are, about."""
+
+_FEWEST: Final = 32
+_MOST: Final = 1024
 
 
 class FormatError(RallypointError):
@@ -180,3 +195,129 @@ class Assembly:
         record = b"".join(self._parts)
         self._parts.clear()
         return record
+
+
+def pack(value: Any) -> bytes:
+    """Data as bytes."""
+    parts: list[bytes] = []
+    _write(value, parts.append)
+    return b"".join(parts)
+
+
+def unpack(data: bytes) -> Any:
+    """The data that `pack` was given, with lists for tuples. ValueError if these are not such bytes."""
+    value, end = _read(data, 0, _DEEPEST)
+    if end != len(data):
+        raise ValueError(f"{len(data) - end} bytes are left")
+    return value
+
+
+def _write(value: Any, put: Callable[[bytes], None]) -> None:
+    if isinstance(value, bytes):
+        put(_ITEM.pack(_BYTES, len(value)))
+        put(value)
+    elif isinstance(value, list | tuple):
+        if len(value) > 1 and set(map(type, value)) == {bytes}:  # keys and values: very many, and quickly
+            put(_ITEM.pack(_RUN, len(value)))
+            put(struct.pack(f"<{len(value)}Q", *map(len, value)))
+            put(b"".join(value))
+            return
+        put(_ITEM.pack(_LIST, len(value)))
+        for each in value:
+            _write(each, put)
+    elif value is None or isinstance(value, bool):
+        put(_ITEM.pack(_NONE if value is None else _TRUE if value else _FALSE, 0))
+    elif isinstance(value, int):
+        content = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        put(_ITEM.pack(_INT, len(content)))
+        put(content)
+    elif isinstance(value, float):
+        put(_ITEM.pack(_FLOATING, _FLOAT.size))
+        put(_FLOAT.pack(value))
+    elif isinstance(value, str):
+        content = value.encode(errors="surrogatepass")
+        put(_ITEM.pack(_TEXT, len(content)))
+        put(content)
+    else:
+        raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _read(data: bytes, start: int, depth: int) -> tuple[Any, int]:
+    begin = start + _ITEM.size
+    if begin > len(data):
+        raise ValueError("it ends too early")
+    kind, size = _ITEM.unpack_from(data, start)
+    if kind == _LIST:
+        if not depth:
+            raise ValueError("lists within lists go too deep")
+        values = []
+        for _ in range(size):
+            value, begin = _read(data, begin, depth - 1)
+            values.append(value)
+        return values, begin
+    if kind == _RUN:
+        return _read_run(data, begin, size)
+    end = begin + size
+    if end > len(data):
+        raise ValueError("it ends too early")
+    return _value_of(kind, data[begin:end]), end
+
+
+def _read_run(data: bytes, begin: int, count: int) -> tuple[list[bytes], int]:
+    position = begin + 8 * count
+    if position > len(data):
+        raise ValueError("it ends too early")
+    values = []
+    for length in struct.unpack_from(f"<{count}Q", data, begin):
+        values.append(data[position : position + length])
+        position += length
+    if position > len(data):
+        raise ValueError("it ends too early")
+    return values, position
+
+
+def _value_of(kind: int, content: bytes) -> Any:
+    if kind == _BYTES:
+        return content
+    if kind == _INT:
+        return int.from_bytes(content, "little", signed=True)
+    if kind == _TEXT:
+        return content.decode(errors="surrogatepass")
+    if kind == _FLOATING and len(content) == _FLOAT.size:
+        return _FLOAT.unpack(content)[0]
+    if kind in (_NONE, _FALSE, _TRUE) and not content:
+        return None if kind == _NONE else kind == _TRUE
+    raise ValueError(f"there is no kind {kind} of {len(content)} bytes")
+
+
+class Pace:
+    """As many as are likely to have `BYTES_PER_READ`, by those that were read before."""
+
+    def __init__(self) -> None:
+        self._next = _FEWEST
+
+    def next_count(self) -> int:
+        """How many to ask for. Unless `note` is called, few the next time: they may have been too long."""
+        count, self._next = self._next, _FEWEST
+        return count
+
+    def note(self, records: Sequence[bytes]) -> None:
+        """What has been read."""
+        length = sum(map(len, records)) + 1
+        self._next = min(max(BYTES_PER_READ * len(records) // length, _FEWEST), _MOST)
+
+
+@contextmanager
+def parsing(log: str, what: str) -> Iterator[None]:
+    """FormatError if the block cannot make sense of this part of a log of this name.
+
+    Anybody who may write there may have written it.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise FormatError(
+            f"{log}: {what} cannot be read: {error}",
+            hint="another version of Rallypoint has written it, or somebody else; `rallypoint erase --engine "
+            "URL` removes all of this job, if it is of no use any more",
+        ) from error

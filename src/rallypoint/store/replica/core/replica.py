@@ -20,7 +20,6 @@ from rallypoint.store.core.context import About
 from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Turn
-from rallypoint.store.replica.core.packing import pack, unpack
 from rallypoint.store.replica.core.records import (
     DAMAGED,
     FORMAT,
@@ -29,9 +28,11 @@ from rallypoint.store.replica.core.records import (
     Entry,
     FormatError,
     Kind,
+    pack,
     parse_record,
     seal,
     unlink,
+    unpack,
     unseal,
 )
 from rallypoint.store.replica.log import LostRecordsError

@@ -21,7 +21,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from rallypoint.errors import UsageError
-from rallypoint.store.connect.connecting import format_address
+from rallypoint.store.machine.addresses import format_address
 
 PASSWORD_VARIABLE: Final = "RALLYPOINT_ENGINE_PASSWORD"  # noqa: S105
 PASSWORD_HINT: Final = (

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from rallypoint.errors import UsageError
+from rallypoint.store.replica.core.records import Pace, parsing
 from rallypoint.store.replica.engines.address import EngineAddress
 from rallypoint.store.replica.engines.etcd_client import EtcdClient
 from rallypoint.store.replica.engines.etcd_messages import (
@@ -40,7 +41,6 @@ from rallypoint.store.replica.engines.etcd_messages import (
     put,
     transaction,
 )
-from rallypoint.store.replica.engines.reading import Pace, parsing
 from rallypoint.store.replica.log import (
     MOST_BYTES,
     Checkpoint,
@@ -84,7 +84,7 @@ class EtcdLog:
 
     # Leading ------------------------------------------------------------------------------------------------
 
-    def look(self) -> Leadership:
+    def read_leadership(self) -> Leadership:
         leader, lost = self._client.transact(transaction([], [get(self._leader), get(self._lost)])).found
         with parsing(self.name, "who leads"):
             return replace(_leadership(leader), lost=lost[0].value.decode() if lost else "")
@@ -136,7 +136,7 @@ class EtcdLog:
 
     def read(self, sequence: int) -> Sequence[bytes]:
         # Not all that follow: etcd would count them, whatever the limit.
-        end = sequence + self._pace.take()
+        end = sequence + self._pace.next_count()
         outcome = self._client.transact(
             transaction(
                 [],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-from rallypoint.store.connect.connecting import format_address
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.replica.engines import etcd_messages as messages
 from rallypoint.store.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls
 from rallypoint.store.replica.engines.etcd_messages import Outcome, Status
@@ -111,11 +111,11 @@ class EtcdClient:
         A request may be carried out more than once, and long after this has given up: by a node that was
         paused. All that is asked here allows for that.
         """
-        deadline = time.monotonic() + max(SECONDS_PER_CALL, seconds)
+        deadline = Deadline(max(SECONDS_PER_CALL, seconds))
         tries = 0
         while not self._closed.is_set():
             chosen = self._current
-            left = max(deadline - time.monotonic(), 0.1)
+            left = max(deadline.remaining, 0.1)
             try:
                 return self._ask_node(chosen, method, request, min(seconds, left), token)
             except grpc.RpcError as error:
@@ -125,7 +125,7 @@ class EtcdClient:
             if self._current == chosen:
                 self._current = (chosen + 1) % len(self._channels)
             tries += 1
-            if time.monotonic() >= deadline:
+            if deadline.passed:
                 raise failure
             if tries % len(self._channels) == 0:
                 self._closed.wait(_PAUSE)

@@ -28,9 +28,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rallypoint.errors import UsageError
+from rallypoint.store.replica.core.records import Pace, parsing
 from rallypoint.store.replica.engines import redis_scripts as scripts
 from rallypoint.store.replica.engines.address import EngineAddress
-from rallypoint.store.replica.engines.reading import Pace, parsing
 from rallypoint.store.replica.engines.redis_client import Command, RedisClient
 from rallypoint.store.replica.log import (
     MOST_BYTES,
@@ -68,7 +68,7 @@ class RedisLog:
 
     # Leading ------------------------------------------------------------------------------------------------
 
-    def look(self) -> Leadership:
+    def read_leadership(self) -> Leadership:
         ((term, beat, address, lost),) = self._client.run(
             ("HMGET", self._leader, "term", "beat", "address", "lost")
         )
@@ -109,7 +109,7 @@ class RedisLog:
     def read(self, sequence: int) -> Sequence[bytes]:
         about, entries = self._client.run(
             ("HMGET", self._leader, "owner", "last", "stamp", "kept", "lost"),
-            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", self._pace.take()),
+            ("XRANGE", self._log, f"{sequence}-0", "+", "COUNT", self._pace.next_count()),
         )
         with parsing(self.name, f"a record from {sequence} on"):
             records = self._judge_read(sequence, about, entries)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.replica.engines.address import PASSWORD_HINT, SENTINEL, EngineAddress
 from rallypoint.store.replica.log import EngineAwayError, EngineRefusedError
 
@@ -53,7 +53,7 @@ class RedisClient:
 
         `acks`: wait until so many replicas have what this connection has written, else EngineAwayError.
         """
-        deadline = time.monotonic() + SECONDS_PER_CALL
+        deadline = Deadline(SECONDS_PER_CALL)
         while not self._closed.is_set():
             try:
                 return self._run(commands, acks)
@@ -63,7 +63,7 @@ class RedisClient:
                 failure = error
             # Another server may be the master by now; a new connection asks the Sentinels.
             self._let_go()
-            if time.monotonic() >= deadline:
+            if deadline.passed:
                 raise failure
             self._closed.wait(_PAUSE)
         self._let_go()

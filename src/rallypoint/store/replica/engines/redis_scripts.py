@@ -1,8 +1,8 @@
-"""The Lua scripts of a log on Redis: each checks the term and writes, as one.
+"""The Lua scripts of a log on Redis, and the commands that its user has to be allowed.
 
-KEYS[1] is the hash `leader`: term, owner, address, beat; `last` and `stamp`, the number of the last record
-and who wrote it; `kept`, up to where replicas are known to have the records; `lost`, why nobody may go on. Of
-other keys, see `redis.py`.
+Each script checks the term and writes, as one. KEYS[1] is the hash `leader`: term, owner, address, beat;
+`last` and `stamp`, the number of the last record and who wrote it; `kept`, up to where replicas are known to
+have the records; `lost`, why nobody may go on. Of other keys, see `redis.py`.
 
 Each returns a word, and what explains it. Each writes something, also when it is repeated and finds its work
 done: WAIT is about what a connection has written.
@@ -10,7 +10,12 @@ done: WAIT is about what a connection has written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+from urllib.parse import quote
+
+from rallypoint.store.replica.engines.redis_client import RedisClient
+from rallypoint.store.replica.log import EngineRefusedError
 
 OK: Final = b"ok"
 OTHER_TERM: Final = b"other term"
@@ -137,3 +142,53 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
 return redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
 """KEYS[1] is the hash `followers`: of each the record, and when it said so. Silent ones are dropped."""
+
+
+_PROBES: Final = {
+    "EVAL": ("return 1", 1, "KEY"),
+    "EXPIRE": ("KEY", 1),
+    "HDEL": ("KEY", "field"),
+    "HGET": ("KEY", "field"),
+    "HGETALL": ("KEY",),
+    "HINCRBY": ("KEY", "field", "no number"),
+    "HLEN": ("KEY",),
+    "HMGET": ("KEY", "field"),
+    "HSET": ("KEY", "field", "value", "a field without a value"),
+    "RENAME": ("KEY", "KEY"),
+    "TIME": (),
+    "UNLINK": ("KEY",),
+    "XADD": ("KEY", "NOMKSTREAM", "*", "field", "value"),
+    "XLEN": ("KEY",),
+    "XRANGE": ("KEY", "-", "+"),
+    "XTRIM": ("KEY", "MINID", 1),
+}
+"""Each command, with arguments for a key that is not there: Redis looks at the user's rights first, then does
+nothing, or complains."""
+
+_PROBES_OF_ACKS: Final = {"ROLE": (), "WAIT": (0, 1)}
+
+_TRANSACTION: Final = ("MULTI", "EXEC")
+
+COMMANDS: Final = (*_PROBES, *_TRANSACTION, *_PROBES_OF_ACKS)
+"""All that a log uses; `ROLE` and `WAIT` only if replicas are to acknowledge."""
+
+
+def missing_rights(client: RedisClient, job: str, acks: int) -> Sequence[str]:
+    """The commands that this user may not run on the keys of a job."""
+    key = f"rallypoint:{{{quote(job, safe='')}}}:probe"
+    probes = {**_PROBES, **(_PROBES_OF_ACKS if acks else {})}
+    missing = [
+        name
+        for name, arguments in probes.items()
+        if not _may(client, (name, *(key if each == "KEY" else each for each in arguments)))
+    ]
+    can_transact = "XLEN" in missing or _may(client, ("XLEN", key), ("XLEN", key))
+    return [*missing, *(() if can_transact else _TRANSACTION)]
+
+
+def _may(client: RedisClient, *commands: Sequence[str | int]) -> bool:
+    try:
+        client.run(*commands)
+    except EngineRefusedError as error:
+        return "NOPERM" not in error.message and "EXEC without MULTI" not in error.message
+    return True

@@ -1,8 +1,9 @@
 """The job's secret: where a process has it from, and the token that is derived from it.
 
 The secret is 32 random bytes, written as 64 hexadecimal digits. Processes find it in a file, which nobody
-else may read, or in a variable; those that our own processes start get it through a pipe (`hold`). It is in
-no command line, no message and no `repr`. Whoever has the token alone may look, and nothing else.
+else may read, or in a variable; those that our own processes start get it through a pipe, and keep it with
+`set_process_secret`. It is in no command line, no message and no `repr`. Whoever has the token alone may
+look, and nothing else.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def make_secret() -> str:
 _held: list[Secret | None] = []
 
 
-def hold(secret: Secret | None) -> None:
+def set_process_secret(secret: Secret | None) -> None:
     """From now on this process has this secret, or none, whatever its variables say."""
     _held[:] = [secret]
 
@@ -112,7 +113,7 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     return Secret(text, f"the variable {SECRET_VARIABLE}") if text else None
 
 
-def looking_glass(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
+def look_credentials(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
     """What this process proves to have when it only looks: its secret, or its token."""
     secret = job_secret(environ)
     text = environ.get(LOOK_VARIABLE)
@@ -122,7 +123,7 @@ def looking_glass(environ: Mapping[str, str] = os.environ) -> Secret | Token | N
 def take_secret() -> None:
     """For servers and launchers: hold the secret, and leave to what they start a token, in its place."""
     secret = job_secret()
-    hold(secret)
+    set_process_secret(secret)
     os.environ.pop(SECRET_VARIABLE, None)
     if secret is not None:
         os.environ[LOOK_VARIABLE] = secret.token

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
-from rallypoint.store.machine.reasons import reason_of
+from rallypoint.store.machine.addresses import reason_of
 from rallypoint.store.server.loops.link import Socket
 from rallypoint.store.server.loops.loop import Loop
 

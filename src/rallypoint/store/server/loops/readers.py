@@ -14,7 +14,7 @@ import sys
 from time import monotonic
 from typing import Any, Final
 
-from rallypoint.store.machine.cores import usable_cores
+from rallypoint.store.machine.resources import usable_cores
 from rallypoint.store.server.loops.loop import Callback, Loop
 
 try:

@@ -121,8 +121,8 @@ class StorePump(Pump[Connection]):
         self.let_go(link)
         pump.take_over(link, client, VALIDATE + rest)
 
-    def _open_store(self, name: bytes, only_looks: bool) -> _NamedPump:
-        if only_looks:
+    def _open_store(self, name: bytes, is_look_only: bool) -> _NamedPump:
+        if is_look_only:
             raise AccessError("a new store, with a token that may only see who is here")
         if len(self._named) >= self.core.limits.stores:
             self._make_room()

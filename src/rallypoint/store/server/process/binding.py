@@ -9,7 +9,6 @@ torch's own server binds every interface always.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import socket
 import sys
@@ -18,8 +17,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
+from rallypoint.store.machine.addresses import (
+    addresses_of,
+    family_of,
+    format_address,
+    is_everywhere,
+    is_loopback,
+    is_numeric,
+    is_own_address,
+    reason_of,
+)
 from rallypoint.store.machine.ports import accept_backlog, holder_of
-from rallypoint.store.machine.reasons import reason_of
 
 logger = logging.getLogger("rallypoint.store.server")
 
@@ -29,7 +37,6 @@ BACKLOG = 65_535
 _MOST_SOCKETS = 16
 
 _PORT_TRIES = 16
-_EVERYWHERE = {"", "*", "0.0.0.0", "::", "[::]"}
 
 
 @dataclass(frozen=True)
@@ -155,16 +162,15 @@ def _not_listening(fd: int, error: OSError | ValueError) -> BindError:
 
 def addresses_for(host: str) -> BindAddresses:
     """The addresses that a server for a host name binds."""
-    if host in _EVERYWHERE:
+    if is_everywhere(host):
         return BindAddresses((_everything(),))
-    if "/" in host or (":" in host and not _is_literal(host)):
+    if "/" in host or (":" in host and not is_numeric(host)):
         raise UsageError(f"{host!r} is no host name", hint="give the host and the port each by itself")
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain"):
-        return BindAddresses(tuple(filter(_is_ours, ("127.0.0.1", "::1"))) or ("127.0.0.1",))
-    addresses = _resolve(host)
-    ours = tuple(address for address in addresses if _is_ours(address))
-    named = not _is_literal(host)
-    if ours and named and all(ipaddress.ip_address(address).is_loopback for address in ours):
+        return BindAddresses(tuple(filter(is_own_address, ("127.0.0.1", "::1"))) or ("127.0.0.1",))
+    addresses = addresses_of(host)
+    ours = tuple(filter(is_own_address, addresses))
+    if ours and not is_numeric(host) and all(map(is_loopback, ours)):
         return BindAddresses(
             (_everything(),),
             f"{host} is a loopback address here, but not on other machines: listening on every interface",
@@ -178,31 +184,14 @@ def addresses_for(host: str) -> BindAddresses:
     )
 
 
-def is_everywhere(host: str) -> bool:
-    """Whether a host is no name of a machine, but means every interface of this one."""
-    return host in _EVERYWHERE
-
-
 def resolves(host: str) -> bool:
     """Whether a host name or address is known here."""
-    return host in _EVERYWHERE or bool(_resolve(host))
-
-
-def is_this_machine(host: str) -> bool:
-    """Whether a host name or address means this machine; a name that cannot be resolved does not."""
-    if host in _EVERYWHERE or host.lower() in ("localhost", socket.gethostname().lower()):
-        return True
-    return any(map(_is_ours, _resolve(host)))
+    return is_everywhere(host) or bool(addresses_of(host))
 
 
 def describe(listeners: Iterable[socket.socket]) -> str:
     """`HOST:PORT` of listening sockets, each once."""
-    return ", ".join(dict.fromkeys(map(_describe, listeners)))
-
-
-def _describe(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    return f"[{name[0]}]:{name[1]}" if listener.family == socket.AF_INET6 else f"{name[0]}:{name[1]}"
+    return ", ".join(dict.fromkeys(format_address(*each.getsockname()[:2]) for each in listeners))
 
 
 def reachable_at(listener: socket.socket) -> tuple[str, int]:
@@ -260,7 +249,7 @@ def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
-    listener = socket.socket(_family_of(address), socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         _allow_reuse(listener)
         if shared and sys.platform == "linux":
@@ -315,36 +304,6 @@ def _bind_failure(
     return BindError(f"cannot listen on port {port} of {address}: {reason}", hint=hint)
 
 
-def _resolve(host: str) -> list[str]:
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    # A scope such as %eth0 stays; duplicates go.
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def _is_ours(address: str) -> bool:
-    try:
-        with socket.socket(_family_of(address), socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
 def _everything() -> str:
     """All interfaces: of both families in one socket where the system has IPv6."""
-    return "::" if socket.has_dualstack_ipv6() and _is_ours("::") else "0.0.0.0"
-
-
-def _family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+    return "::" if socket.has_dualstack_ipv6() and is_own_address("::") else "0.0.0.0"

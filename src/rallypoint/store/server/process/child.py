@@ -13,7 +13,7 @@ from typing import Any
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.core.store import Core
-from rallypoint.store.server.guard.secret import Secret, hold
+from rallypoint.store.server.guard.secret import Secret, set_process_secret
 from rallypoint.store.server.loops.backend import Choice, make_loop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
@@ -67,14 +67,14 @@ def run(build: Builder) -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle_in(logging.WARNING)
     host = Host()
-    given = host.take_order()
+    given = host.read_order()
     if given is not None:
         _serve(host, build, *given)
 
 
 def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.socket]) -> None:
     try:
-        hold(Secret(order["secret"], "the order") if order["secret"] else None)
+        set_process_secret(Secret(order["secret"], "the order") if order["secret"] else None)
         loop, warning = make_loop(Choice(order["backend"]))
         pump = build(order, loop, listeners)
         pump.door = door_for(pump.loop, listeners)
@@ -84,7 +84,7 @@ def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.sock
     except BaseException:
         host.answer({"error": traceback.format_exc(limit=-3)})
         raise
-    life = _Life(pump, stays_for_clients=order["stays_for_clients"])
+    life = _Life(pump, host, stays_for_clients=order["stays_for_clients"])
     _watch_parent(loop, host, life)
 
     def tell_ready() -> None:
@@ -97,11 +97,11 @@ def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.sock
 class _Life:
     """When to end: with the parent, or, if it was told to stay for them, with the last client after that."""
 
-    def __init__(self, pump: Pump[Any], *, stays_for_clients: bool) -> None:
+    def __init__(self, pump: Pump[Any], host: Host, *, stays_for_clients: bool) -> None:
         self._pump = pump
+        self._host = host
         self._stays_for_clients = stays_for_clients
         self._left = False
-        self._parent = os.getppid()
 
     def leave(self) -> None:
         """The parent has gone, or has let go of the server."""
@@ -117,8 +117,8 @@ class _Life:
         self._left = True
 
     def check(self) -> None:
-        """Once a second: if the parent forked, its children have our standard input and may outlive it."""
-        if sys.platform != "win32" and os.getppid() != self._parent:
+        """To be called once a second."""
+        if self._host.has_ended:
             self.leave()
         if self._left and not self._pump.has_clients:
             self._pump.loop.stop()
@@ -126,13 +126,10 @@ class _Life:
 
 def _watch_parent(loop: Loop, host: Host, life: _Life) -> None:
     if sys.platform == "win32":
-        # A pipe cannot be polled there, so a thread waits for its end. It does so below the buffer, whose
-        # lock it would hold when this process ends for another reason: Python would abort.
         import threading
 
         def await_end() -> None:
-            while host.read_word():
-                pass
+            host.await_end()
             life.leave()
 
         threading.Thread(target=await_end, daemon=True).start()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ WORD_BYTES: Final = _HEAD.size
 ANSWER_MARK: Final = "rallypoint answers: "
 """Stands before each answer."""
 
+_CHECK_SECONDS: Final = 1.0
 _AT_ONCE: Final = 200  # no system takes many more sockets at once
 
 Order = dict[str, Any]
@@ -78,6 +80,7 @@ class Host:
     """The process that hosts this one. Made once, at the start: then nothing else reaches it by accident."""
 
     def __init__(self) -> None:
+        self._parent = os.getppid()
         self._commands = sys.stdin.buffer
         sys.stdout.flush()
         self._answers = _dup_above_standard_files(sys.stdout.fileno())
@@ -93,7 +96,28 @@ class Host:
         """The next word; nothing: the line has ended. Waits for it."""
         return os.read(self.fileno(), WORD_BYTES)
 
-    def take_order(self) -> tuple[Order, list[socket.socket]] | None:
+    @property
+    def has_ended(self) -> bool:
+        """Whether the host is known to have ended: this process has got another parent. Not on Windows.
+
+        The line alone does not tell: if the host forked, its children have it as well, and may outlive it.
+        """
+        return sys.platform != "win32" and os.getppid() != self._parent
+
+    def await_end(self) -> None:
+        """Wait until the host has ended, or has let go of this process.
+
+        On Windows a pipe cannot be polled. This reads below the buffer: its lock would be held when the
+        process ends for another reason, and Python would abort.
+        """
+        if sys.platform == "win32":
+            while self.read_word():
+                pass
+        else:
+            while not self.has_ended and not select.select([self], [], [], _CHECK_SECONDS)[0]:
+                pass
+
+    def read_order(self) -> tuple[Order, list[socket.socket]] | None:
         """The next order, and the sockets that come with it; None: there is none, or the host has ended."""
         if sys.platform == "win32":
             head = self._commands.read(WORD_BYTES)

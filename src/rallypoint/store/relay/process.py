@@ -1,7 +1,8 @@
-"""What a relay is for a server that knows no sessions, as torch's own: a connection upstream for each client.
+"""The process of a relay: a relay that combines, or one that only passes bytes on.
 
-Nothing is combined and nothing survives a broken connection; but the ranks of a machine still have one
-address on it to connect to.
+A server that knows no sessions, as torch's own, needs the second kind: it has a connection upstream for each
+client. Nothing is combined and nothing survives a broken connection; but the ranks of a machine still have
+one address on it to connect to.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
-from rallypoint.store.relay.finding import Place, StoreAddress
+from rallypoint.store.relay.finding import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.outgoing import Outgoing
 from rallypoint.store.relay.relay import Relay
+from rallypoint.store.server.loops.backend import load_loop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
+from rallypoint.store.server.process.child import run
+from rallypoint.store.server.process.line import Order
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 
@@ -138,3 +142,18 @@ def make_relay(
         upstream.name,
     )
     return PassingRelay(loop, upstream.places[0], listeners, limits)
+
+
+def main() -> None:
+    """Be a relay."""
+    load_loop()  # its order may come much later, and is in a hurry then
+    run(_build)
+
+
+def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
+    if order["quiet"]:
+        logging.getLogger("rallypoint.store.relay").setLevel(logging.ERROR)
+    upstream = find_upstream(
+        [(host, port) for host, port in order["places"]], order["seconds"], order["store"]
+    )
+    return make_relay(loop, upstream, listeners, Limits(**order["limits"]))

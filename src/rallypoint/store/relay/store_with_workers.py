@@ -1,8 +1,8 @@
-"""The head of a server with workers: it has the store, and its workers have the clients.
+"""A store server with workers: its first process, the *head*, has the store, its workers have the clients.
 
-It listens nowhere. Workers inherit the server's listening sockets, accept, parse and combine. The head takes
-the connections that they hand over, and keeps the order of all requests. For a worker that has ended, it
-starts another; and when it ends itself, it ends all of them. `worker` is the other side.
+The head listens nowhere. Workers inherit the server's listening sockets, accept, parse and combine. The head
+takes the connections that they hand over, and keeps the order of all requests. For a worker that has ended,
+it starts another; and when it ends itself, it ends all of them. `worker` is the other side.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Final
 
 from rallypoint.errors import LimitError, ServerStartError, UsageError
 from rallypoint.store.core.store import Connection, Core
-from rallypoint.store.machine.cores import usable_cores
-from rallypoint.store.relay.control import Control, Message
+from rallypoint.store.machine.resources import usable_cores
+from rallypoint.store.relay.outgoing import Control, Message
 from rallypoint.store.rollcall.identity import WORKER
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.loops.link import Link
@@ -31,9 +31,14 @@ from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.server.loops.stores import StorePump
 from rallypoint.store.server.process.binding import share_out
 from rallypoint.store.server.process.child import make_core, run
-from rallypoint.store.server.process.hosting import whole_order
+from rallypoint.store.server.process.hosting import (
+    ServerKind,
+    ServerProcess,
+    end_process,
+    ending,
+    whole_order,
+)
 from rallypoint.store.server.process.line import ANSWER_MARK, Order
-from rallypoint.store.server.process.processes import ServerKind, ServerProcess, end_process, ending
 from rallypoint.store.server.reporting.events import Events
 from rallypoint.text import counted
 
@@ -74,7 +79,7 @@ def auto_workers() -> int:
     return min(4, cores // 4) if sys.platform != "win32" and cores >= 8 else 0
 
 
-class _Worker:
+class _WorkerProcess:
     """One worker, as the head knows it."""
 
     def __init__(self, number: int, listeners: Sequence[socket.socket]) -> None:
@@ -85,7 +90,7 @@ class _Worker:
         self.began = 0.0
         self.is_ready = False
         self.clients = 0
-        self.told_elsewhere = 0
+        self.reported_elsewhere = 0
         self.pause = 0.0
 
     @property
@@ -106,7 +111,7 @@ class Head(Pump[Connection]):
     ) -> None:
         super().__init__(loop, core, (), events)
         self._sockets = listeners
-        self._workers = [_Worker(at + 1, some) for at, some in enumerate(share_out(listeners, count))]
+        self._workers = [_WorkerProcess(at + 1, some) for at, some in enumerate(share_out(listeners, count))]
         held = max(core.limits.held_bytes // (count + 1), 1)
         limits = replace(core.limits, session_seconds=_NO_SESSION, held_bytes=held)
         self._order = whole_order({"head": os.getpid()}, limits, Choice(loop.name))
@@ -124,7 +129,7 @@ class Head(Pump[Connection]):
     def start(self, on_tick: Callback = lambda: None) -> None:
         super().start(on_tick)
         for worker in self._workers:
-            self._begin(worker)
+            self._start_worker(worker)
 
     def close(self) -> None:
         self._closed = True
@@ -148,14 +153,14 @@ class Head(Pump[Connection]):
 
     # Workers
 
-    def _begin(self, worker: _Worker) -> None:
+    def _start_worker(self, worker: _WorkerProcess) -> None:
         if self._closed:
             return
         worker.began = time.monotonic()
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            self._note_end(worker, f"cannot be started: {error}")
+            self._restart_later(worker, f"cannot be started: {error}")
             return
         try:
             sockets = [*worker.listeners, theirs]
@@ -165,15 +170,15 @@ class Head(Pump[Connection]):
             worker.process = process.popen
         except (OSError, ServerStartError) as error:
             ours.close()
-            self._note_end(worker, f"cannot be started: {error}")
+            self._restart_later(worker, f"cannot be started: {error}")
             return
         finally:
             theirs.close()
         worker.control = Control(
-            self.loop, ours, on_message=partial(self._hear, worker), on_end=partial(self._reap, worker)
+            self.loop, ours, on_message=partial(self._on_message, worker), on_end=partial(self._reap, worker)
         )
 
-    def _hear(self, worker: _Worker, message: Message, handed: socket.socket | None) -> None:
+    def _on_message(self, worker: _WorkerProcess, message: Message, handed: socket.socket | None) -> None:
         if handed is not None:
             self._adopt(handed, message["peer"])
         elif "clients" in message:
@@ -201,11 +206,11 @@ class Head(Pump[Connection]):
         everywhere = sum(each.clients for each in self._workers)
         for worker in self._workers:
             elsewhere = everywhere - worker.clients
-            if elsewhere != worker.told_elsewhere and worker.control is not None:
-                worker.told_elsewhere = elsewhere
-                worker.control.say({"elsewhere": elsewhere})
+            if elsewhere != worker.reported_elsewhere and worker.control is not None:
+                worker.reported_elsewhere = elsewhere
+                worker.control.send({"elsewhere": elsewhere})
 
-    def _reap(self, worker: _Worker, tries: int = _REAP_TRIES) -> None:
+    def _reap(self, worker: _WorkerProcess, tries: int = _REAP_TRIES) -> None:
         """A worker has ended, or is about to: it cannot do without the connection that is gone."""
         process = worker.process
         if process is None or self._closed:
@@ -217,9 +222,9 @@ class Head(Pump[Connection]):
             process.kill()
         said = _last_words(process)
         end_process(process, os.getpid())
-        self._note_end(worker, f"has ended {ending(process.returncode)}{said}")
+        self._restart_later(worker, f"has ended {ending(process.returncode)}{said}")
 
-    def _note_end(self, worker: _Worker, how: str) -> None:
+    def _restart_later(self, worker: _WorkerProcess, how: str) -> None:
         """Tell it, and start another after a while, which grows."""
         name = worker.name
         if not self._is_ready:
@@ -233,8 +238,8 @@ class Head(Pump[Connection]):
             *(name, how, clients, worker.pause),
         )
         self.core.note_error(name, f"{how}, with {counted(clients, 'client')}")
-        worker.process, worker.control, worker.clients, worker.told_elsewhere = None, None, 0, 0
-        self.loop.later(worker.pause, partial(self._begin, worker))
+        worker.process, worker.control, worker.clients, worker.reported_elsewhere = None, None, 0, 0
+        self.loop.later(worker.pause, partial(self._start_worker, worker))
         worker.pause = min(max(2 * worker.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         self.deliver()
 

@@ -1,4 +1,4 @@
-"""How much memory this process may use."""
+"""What this process may use: cores, memory and Python packages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+_GROUP_QUOTAS: Final = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+"""Where a container is told for how much of which time it may run, by the two versions of control groups."""
+
 _OWN_BYTES: Final = 48 << 20
 """What a server needs before it has clients: code, libraries, stacks."""
 _GROUPS: Final = {
@@ -15,6 +21,26 @@ _GROUPS: Final = {
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
 }
 """Where control groups are mounted and what the limit is called, by controller: versions 2 and 1."""
+ABSENT: Final = "not installed"
+
+
+def usable_cores() -> int:
+    """The cores of this machine that are for this process; those of its container, if these are fewer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for paths in _GROUP_QUOTAS:
+        try:
+            words = [word for path in paths for word in _read(path).split()]
+            quota, period = map(int, words)
+        except (OSError, ValueError):  # there is none, or it says "max"
+            continue
+        if quota > 0:
+            cores = min(cores, max(quota // period, 1))
+    return cores
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def memory_bytes(root: Path = Path("/")) -> int | None:
@@ -56,3 +82,13 @@ def _of_groups(root: Path) -> Iterator[int]:
                     yield int((root / mount / each / name).read_text(encoding="utf-8"))
                 except (OSError, ValueError):  # there is none, or it says "max"
                     pass
+
+
+def installed(package: str) -> str:
+    """The version of a package, or `ABSENT`; nothing is imported of it."""
+    from importlib.metadata import PackageNotFoundError, version  # late: no server needs it
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ABSENT

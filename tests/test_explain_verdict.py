@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rallypoint.explain import Explanation, Source, explain
@@ -298,6 +298,7 @@ _FAIL = [name for name in _ENDS if name != "done"]
 
 
 @given(st.lists(st.sampled_from(_FAIL), min_size=1, max_size=4), st.sampled_from(list(_ENDS)))
+@example(["an exception", "a signal"], "done")
 def test_of_several_runs_in_one_log_the_last_one_counts(earlier: list[str], last: str) -> None:
     runs = [_OPENING + _ENDS[name] for name in (*earlier, last)]
     alone, together = explained(runs[-1]), explained("".join(runs))

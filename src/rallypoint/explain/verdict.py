@@ -114,10 +114,12 @@ _MODULES: Final = ("ModuleNotFoundError", "ImportError")
 
 
 def _was_restarted(event: Event, history: History) -> bool:
-    """A later attempt, or a later run, is at work, and has no failure of its own."""
+    """A later attempt, or a later run, is at work, and neither it nor a later one has a failure."""
     later = history.later_attempts(event)
-    failed = any(each.is_failure and each.level not in MILD for each in later)
-    return not failed and any(each.is_work for each in later)
+    failed = max(
+        (each.turn for each in later if each.is_failure and each.level not in MILD), default=event.turn
+    )
+    return any(each.is_work and each.turn > failed for each in later)
 
 
 def _was_survived(event: Event, history: History) -> bool:

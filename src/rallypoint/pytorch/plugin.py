@@ -57,9 +57,9 @@ from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openn
 from rallypoint.launch.reports import LostServer
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.attendance import AGENTS, ROLE_INFO, RollCall, planned
 from rallypoint.pytorch.conf import Conf
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.hello import who_am_i

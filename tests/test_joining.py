@@ -13,8 +13,8 @@ from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
 from rallypoint.pytorch import groups
-from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.groups import join
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.question import Question
 from raw import until

@@ -348,7 +348,7 @@ def test_a_launcher_does_not_meet_at_a_port_that_another_user_holds() -> None:
 def test_torchs_own_client_does_not_join_it_either() -> None:
     dist = pytest.importorskip("torch.distributed")
     from rallypoint.launch.switches import ClientChoice, Patch
-    from rallypoint.pytorch.arguments import StoreParameters
+    from rallypoint.pytorch.parameters import StoreParameters
     from rallypoint.pytorch.substitution import find_fault, make_store
 
     with their_store() as (store, port):

@@ -29,8 +29,8 @@ from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import ClientChoice, Patch
 from rallypoint.pytorch import attendance as rollcall
 from rallypoint.pytorch import substitution
-from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of, planned
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import make_store
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from rallypoint import FileStore, HashStore, TCPStore
 from rallypoint.errors import ConnectionLostError, QueueEmptyError, StoreTimeoutError, UsageError
 from rallypoint.pytorch import cpp_stores
-from rallypoint.pytorch.arguments import StoreParameters
-from rallypoint.pytorch.store import PythonStore, as_torch_errors, in_torchs_words
+from rallypoint.pytorch.parameters import StoreParameters, in_torchs_words
+from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from store_contract import PATIENCE
 
 _SHORT: Final = timedelta(milliseconds=50)

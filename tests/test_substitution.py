@@ -24,7 +24,7 @@ from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.launch.environment import inject, put_on_path
 from rallypoint.pytorch import store as python_stores
 from rallypoint.pytorch import substitution
-from rallypoint.pytorch.arguments import StoreParameters
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.schemes import meet_at_server, register_rally
 from rallypoint.pytorch.servers import owned_at
 from rallypoint.pytorch.store import PythonStore

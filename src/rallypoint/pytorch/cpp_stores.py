@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from rallypoint.client.base import Store
 from rallypoint.client.tcp import TCPStore
-from rallypoint.pytorch.arguments import as_key
-from rallypoint.pytorch.store import PythonStore
+from rallypoint.pytorch.store import PythonStore, as_key
 from rallypoint.store.rollcall.identity import Role
 
 QUEUE_METHODS: Final = ("queue_push", "queue_pop", "queue_len")  # torch 2.8 and later

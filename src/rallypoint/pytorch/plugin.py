@@ -54,9 +54,9 @@ from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.pytorch.conf import Conf
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline

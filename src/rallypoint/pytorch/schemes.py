@@ -24,8 +24,8 @@ from rallypoint.client.rendezvous import place_of, rank_and_size
 from rallypoint.errors import StaleFileError, UsageError
 from rallypoint.launch.options import parse_seconds
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, parse_choice
-from rallypoint.pytorch.arguments import StoreParameters
 from rallypoint.pytorch.groups import end_with_group
+from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.store import PythonStore, as_torch_errors
 from rallypoint.pytorch.substitution import make_store, support_made_stores
 from rallypoint.store.connect.deadline import Deadline

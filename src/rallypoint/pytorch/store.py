@@ -1,4 +1,4 @@
-"""`PythonStore`: one of our stores as a `torch.distributed.Store`; and our errors in torch's words.
+"""`PythonStore`: one of our stores as a `torch.distributed.Store`.
 
 For torch builds whose own C++ client does not work, and for our file store. gloo, NCCL, DDP, new_group and
 the object collectives only ask for a `Store`, so they work on it. A program should not notice: arguments,
@@ -7,13 +7,10 @@ results, exception types and the first words of messages are torch's.
 
 from __future__ import annotations
 
-import errno
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from math import ceil
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import Any
 
 import torch.distributed as dist
@@ -31,19 +28,88 @@ from rallypoint.errors import (
     StoreTimeoutError,
     UsageError,
 )
-from rallypoint.pytorch.arguments import (
-    StoreParameters,
-    as_flag,
-    as_key,
-    as_keys,
-    as_number,
-    as_timeout,
-    as_timeout_or_none,
-    as_value,
-    as_values,
-    milliseconds,
-    seconds,
-)
+from rallypoint.store.wire.encoding import I64_MAX, I64_MIN
+
+# Arguments --------------------------------------------------------------------------------------------------
+
+# torch's bindings take a key as text or as bytes, and keys as anything that can be gone through. Each
+# function here raises TypeError where they refuse.
+
+_BYTES = (bytes, bytearray)
+
+_LONGEST = timedelta(seconds=2_000_000)
+"""Systems wait no longer than 2**31 milliseconds at a time."""
+
+_SHORTEST = timedelta(milliseconds=1)
+
+
+def as_key(key: object) -> str:
+    return as_value(key).decode(errors="surrogateescape")
+
+
+def as_value(value: object) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise TypeError("half a character") from None
+    if isinstance(value, _BYTES):
+        return bytes(value)
+    raise TypeError("neither text nor bytes")
+
+
+def as_keys(keys: object) -> list[str]:
+    return [as_key(key) for key in _each(keys)]
+
+
+def as_values(values: object) -> list[bytes]:
+    return [as_value(value) for value in _each(values)]
+
+
+def as_number(number: object) -> int:
+    whole = index(number)  # type: ignore[arg-type]  # it raises TypeError itself
+    if not I64_MIN <= whole <= I64_MAX:
+        raise TypeError("beyond 64 bits")
+    return whole
+
+
+def as_flag(flag: object) -> bool:
+    if not hasattr(flag, "__bool__"):
+        raise TypeError("neither true nor false")
+    return bool(flag)
+
+
+def as_timeout(timeout: object) -> timedelta:
+    if isinstance(timeout, float):
+        return timedelta(seconds=timeout)
+    if isinstance(timeout, timedelta):
+        return timeout
+    raise TypeError("no time-out")
+
+
+def as_timeout_or_none(timeout: object) -> timedelta | None:
+    return None if timeout is None else as_timeout(timeout)
+
+
+def milliseconds(timeout: timedelta) -> int:
+    """A time-out as torch counts it."""
+    return int(timeout / _SHORTEST)
+
+
+def seconds(timeout: timedelta) -> float:
+    """A time-out for our stores. To torch, one below 0 means for ever, and 0 that nothing is awaited."""
+    if timeout < timedelta(0):
+        return _LONGEST.total_seconds()
+    return min(max(timeout, _SHORTEST), _LONGEST).total_seconds()
+
+
+def _each(things: object) -> Iterable[object]:
+    if isinstance(things, Iterable) and not isinstance(things, str | bytes | bytearray | Mapping):
+        return things
+    raise TypeError("no sequence")
+
+
+# Errors and the store ---------------------------------------------------------------------------------------
 
 _kept: list[PythonStore] = []
 
@@ -230,44 +296,3 @@ def _wait_in_file(name: str, awaited: str | Sequence[str], waited: int, error: S
         return ""
     key = error.keys[0] if error.keys else awaited
     return f"Timeout waiting for key: {key} after {waited} ms\n"
-
-
-_CAME = re.compile(r"(\d+) of (\d+) workers have come")
-
-
-@contextmanager
-def in_torchs_words(wanted: StoreParameters) -> Iterator[None]:
-    """Errors of ours leave the block with the types and words of torch's constructor, ours behind them."""
-    with as_torch_errors():
-        try:
-            yield
-        except ConnectError as error:
-            raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
-        except UsageError as error:
-            if wanted.is_master or wanted.port or wanted.world_size == 0:  # torch looks at the last one first
-                raise
-            raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
-        except PortInUseError as error:
-            raise dist.DistNetworkError(f"{_port_in_use(wanted)} {error}") from error
-        except StoreTimeoutError as error:
-            if (came := _CAME.search(error.message)) is None:
-                raise
-            raise dist.DistStoreError(f"{_missing(wanted, *came.groups())} {error}") from error
-
-
-def _unreached(wanted: StoreParameters) -> str:
-    milliseconds = round(1000 * wanted.seconds)
-    place = f"({wanted.host_name}, {wanted.port})"
-    return f"The client socket has timed out after {milliseconds}ms while trying to connect to {place}."
-
-
-def _port_in_use(wanted: StoreParameters) -> str:
-    return (
-        f"The server socket has failed to listen on any local network address. port: {wanted.port}, useIpv6: "
-        f"false, code: -{errno.EADDRINUSE}, name: EADDRINUSE, message: address already in use."
-    )
-
-
-def _missing(wanted: StoreParameters, came: str, expected: str) -> str:
-    seconds = ceil(wanted.seconds)
-    return f"Timed out after {seconds} seconds waiting for clients. {came}/{expected} clients joined."

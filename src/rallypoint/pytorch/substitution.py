@@ -39,10 +39,10 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.switches import ClientChoice, Patch, client_of, patch_of
 from rallypoint.pytorch import cpp_stores, groups
-from rallypoint.pytorch.arguments import StoreParameters, as_flag, as_key, as_timeout
 from rallypoint.pytorch.groups import await_name, join
+from rallypoint.pytorch.parameters import StoreParameters, in_torchs_words
 from rallypoint.pytorch.servers import OwnedServer, open_server, owned_at
-from rallypoint.pytorch.store import PythonStore, as_torch_errors, in_torchs_words
+from rallypoint.pytorch.store import PythonStore, as_flag, as_key, as_timeout, as_torch_errors
 from rallypoint.store.connect.connecting import check_listeners, relay_for, relay_hint
 from rallypoint.store.connect.connection import STORE_VARIABLE, who_am_i
 from rallypoint.store.connect.deadline import Deadline

@@ -1,21 +1,25 @@
-"""What callers give torch's stores, turned into what ours take: the constructor's parameters, and operations'
-arguments. Imports no torch.
+"""What a caller of torch's `TCPStore` asks for, and torch's words for what can go wrong then.
 
-torch's bindings take a key as text or as bytes, and keys as anything that can be gone through. Each function
-here raises TypeError where they refuse; see `store` for who says so to the caller.
+Programs look for these words; ours stand behind them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from operator import index
+from math import ceil
 from typing import Any
 
+import torch.distributed as dist
+
+from rallypoint.errors import ConnectError, PortInUseError, StoreTimeoutError, UsageError
+from rallypoint.pytorch.store import as_torch_errors
 from rallypoint.store.server.loops.backend import Choice, choose
-from rallypoint.store.wire.encoding import I64_MAX, I64_MIN
 
 
 @dataclass(frozen=True)
@@ -80,75 +84,42 @@ class StoreParameters:
 _TRUE = ("1", "true", "t", "yes", "y")  # as torch reads its switches
 
 
-_BYTES = (bytes, bytearray)
-
-_LONGEST = timedelta(seconds=2_000_000)
-"""Systems wait no longer than 2**31 milliseconds at a time."""
-
-_SHORTEST = timedelta(milliseconds=1)
+_CAME = re.compile(r"(\d+) of (\d+) workers have come")
 
 
-def as_key(key: object) -> str:
-    return as_value(key).decode(errors="surrogateescape")
-
-
-def as_value(value: object) -> bytes:
-    if isinstance(value, str):
+@contextmanager
+def in_torchs_words(wanted: StoreParameters) -> Iterator[None]:
+    """Errors of ours leave the block with the types and words of torch's constructor, ours behind them."""
+    with as_torch_errors():
         try:
-            return value.encode()
-        except UnicodeEncodeError:
-            raise TypeError("half a character") from None
-    if isinstance(value, _BYTES):
-        return bytes(value)
-    raise TypeError("neither text nor bytes")
+            yield
+        except ConnectError as error:
+            raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
+        except UsageError as error:
+            if wanted.is_master or wanted.port or wanted.world_size == 0:  # torch looks at the last one first
+                raise
+            raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
+        except PortInUseError as error:
+            raise dist.DistNetworkError(f"{_port_in_use(wanted)} {error}") from error
+        except StoreTimeoutError as error:
+            if (came := _CAME.search(error.message)) is None:
+                raise
+            raise dist.DistStoreError(f"{_missing(wanted, *came.groups())} {error}") from error
 
 
-def as_keys(keys: object) -> list[str]:
-    return [as_key(key) for key in _each(keys)]
+def _unreached(wanted: StoreParameters) -> str:
+    milliseconds = round(1000 * wanted.seconds)
+    place = f"({wanted.host_name}, {wanted.port})"
+    return f"The client socket has timed out after {milliseconds}ms while trying to connect to {place}."
 
 
-def as_values(values: object) -> list[bytes]:
-    return [as_value(value) for value in _each(values)]
+def _port_in_use(wanted: StoreParameters) -> str:
+    return (
+        f"The server socket has failed to listen on any local network address. port: {wanted.port}, useIpv6: "
+        f"false, code: -{errno.EADDRINUSE}, name: EADDRINUSE, message: address already in use."
+    )
 
 
-def as_number(number: object) -> int:
-    whole = index(number)  # type: ignore[arg-type]  # it raises TypeError itself
-    if not I64_MIN <= whole <= I64_MAX:
-        raise TypeError("beyond 64 bits")
-    return whole
-
-
-def as_flag(flag: object) -> bool:
-    if not hasattr(flag, "__bool__"):
-        raise TypeError("neither true nor false")
-    return bool(flag)
-
-
-def as_timeout(timeout: object) -> timedelta:
-    if isinstance(timeout, float):
-        return timedelta(seconds=timeout)
-    if isinstance(timeout, timedelta):
-        return timeout
-    raise TypeError("no time-out")
-
-
-def as_timeout_or_none(timeout: object) -> timedelta | None:
-    return None if timeout is None else as_timeout(timeout)
-
-
-def milliseconds(timeout: timedelta) -> int:
-    """A time-out as torch counts it."""
-    return int(timeout / _SHORTEST)
-
-
-def seconds(timeout: timedelta) -> float:
-    """A time-out for our stores. To torch, one below 0 means for ever, and 0 that nothing is awaited."""
-    if timeout < timedelta(0):
-        return _LONGEST.total_seconds()
-    return min(max(timeout, _SHORTEST), _LONGEST).total_seconds()
-
-
-def _each(things: object) -> Iterable[object]:
-    if isinstance(things, Iterable) and not isinstance(things, str | bytes | bytearray | Mapping):
-        return things
-    raise TypeError("no sequence")
+def _missing(wanted: StoreParameters, came: str, expected: str) -> str:
+    seconds = ceil(wanted.seconds)
+    return f"Timed out after {seconds} seconds waiting for clients. {came}/{expected} clients joined."

@@ -13,7 +13,7 @@ from typing import Final
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, set_variable, unknown, warning
 from rallypoint.store.connect.deadline import within
-from rallypoint.store.machine.addresses import is_loopback, look_up
+from rallypoint.store.machine.addresses import is_loopback, is_own_address, look_up
 from rallypoint.store.machine.interfaces import (
     GLOO_INTERFACE,
     LOCAL_CLIENT,
@@ -121,16 +121,7 @@ FAMILIES: Final = {
 
 
 def check_families(_: Situation) -> Iterator[Finding]:
-    yield FAMILIES[can_bind(socket.AF_INET, "127.0.0.1"), can_bind(socket.AF_INET6, "::1")]
-
-
-def can_bind(family: socket.AddressFamily, address: str) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
+    yield FAMILIES[is_own_address("127.0.0.1"), is_own_address("::1")]
 
 
 # Names -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView
 from rallypoint.launch.rendezvous.waiting import await_host
 from rallypoint.launch.reports import WITHOUT_STORE, lost_server
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.machine.addresses import is_this_machine, plain_host
+from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.finding import knows_names
 from rallypoint.store.relay.hosting import host_relay, host_store, prepare_relay
 from rallypoint.store.relay.store_with_workers import auto_workers
@@ -350,9 +350,9 @@ def openness(store: str, environ: Mapping[str, str] = os.environ) -> str:
 def own_address(places: Sequence[tuple[str, int]]) -> str:
     """The address of this machine by which it reaches the places, and so, most likely, is reached."""
     for place in places:
-        with suppress(socket.gaierror):
-            for family, kind, protocol, _, address in socket.getaddrinfo(*place, type=socket.SOCK_DGRAM):
-                with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+        with suppress(OSError):
+            for family, address in look_up(*place):
+                with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
                     probe.connect(address)  # sends nothing
                     return str(probe.getsockname()[0])
     return socket.gethostname()

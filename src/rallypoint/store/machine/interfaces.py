@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.store.machine.addresses import is_loopback
+from rallypoint.store.machine.addresses import addresses_of, is_loopback, is_own_address
 
 GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 NCCL_INTERFACE: Final = "NCCL_SOCKET_IFNAME"
@@ -81,18 +81,7 @@ def address_of_gloo() -> str:
 
     If the name does not resolve to an address of this machine, gloo takes loopback.
     """
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        found = []
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
-        except OSError:
-            continue
-        return str(address[0])
-    return "127.0.0.1"
+    return next(filter(is_own_address, addresses_of(socket.gethostname())), "127.0.0.1")
 
 
 def interfaces_to_name(

@@ -380,7 +380,7 @@ class _Reader(Connection):
         return self._core is core
 
     def validate(self) -> None:
-        """It is no client that has come."""
+        """It does not count as a client."""
 
     def hold(self, *_: object) -> None:
         """Nothing is held for it: it is read to the end at once."""

@@ -47,7 +47,7 @@ PURE = {
     "rallypoint.launch.schedulers",
     *(f"rallypoint.store.replica.engines.{name}" for name in ("protobuf", "etcd_messages", "reading")),
     "rallypoint.diagnose.findings",
-    *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
+    "rallypoint.diagnose.doctor.between_machines",
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
 }
 IMPURE_MODULES = {

@@ -121,7 +121,7 @@ def _progress(project: Path, *options: str) -> dict[str, Any]:
 
 
 def _counts(project: Path) -> tuple[str, int, int | None]:
-    seen = watch.look(project / "build")
+    seen = watch.read_progress(project / "build")
     return seen.state, seen.done, seen.total
 
 
@@ -205,20 +205,20 @@ def test_what_is_shown_of_the_output(tmp_path: Path) -> None:
         ("ninja: error: loading\n" + "line\n" * 100, ["ninja: error: loading"] + ["line"] * 39),
     ):
         log.write_text(text)
-        assert list(watch.look(tmp_path, log).last_lines) == shown
+        assert list(watch.read_progress(tmp_path, log).last_lines) == shown
     with pytest.raises(UsageError, match="cannot read"):
-        watch.look(tmp_path, tmp_path / "none")
+        watch.read_progress(tmp_path, tmp_path / "none")
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no build\.ninja"):
-        watch.look(tmp_path)
+        watch.read_progress(tmp_path)
     (tmp_path / "build.ninja").write_text("builddir = elsewhere\nbuild a: phony\n")
-    assert watch.look(tmp_path).total == 0
+    assert watch.read_progress(tmp_path).total == 0
     assert not (tmp_path / "elsewhere").exists()
     (tmp_path / ".ninja_log").write_text("nothing\n")
     with pytest.raises(UnreadableError, match=r"\.ninja_log"):
-        watch.look(tmp_path)
+        watch.read_progress(tmp_path)
 
 
 def test_without_an_answer_of_ninja_the_total_is_not_known(

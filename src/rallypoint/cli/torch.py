@@ -29,7 +29,7 @@ _PYTHON: Final = Argument(
     default=sys.executable,
     help="The Python whose torch is meant; by default this one.",
 )
-_LOOK_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 10.0
 
 
 @contextmanager
@@ -133,11 +133,11 @@ def _watch(build_dir: Path, log: Path | None, once: bool, as_json: bool) -> int:
     Ends with the build: exit 0 if it is complete, 1 if it failed or stopped before its end.
     """
     while True:
-        progress = watch.look(build_dir, log)
+        progress = watch.read_progress(build_dir, log)
         print(json.dumps(asdict(progress)) if as_json else describe(progress), flush=True)
         if once or progress.state != "running":
             break
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_PAUSE_SECONDS)
     if progress.state in ("failed", "stopped"):
         _print_failure(progress, log)
     return 0 if progress.state in ("running", "complete") else 1

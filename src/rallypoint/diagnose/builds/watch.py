@@ -55,7 +55,7 @@ class BuildProgress:
     """Of what ninja has printed, from the last failure on."""
 
 
-def look(build: Path, output: Path | None = None) -> BuildProgress:
+def read_progress(build: Path, output: Path | None = None) -> BuildProgress:
     """A build folder now; `output` is a file with what ninja prints.
 
     `UsageError` if nothing is built there, `UnreadableError` if its log is damaged.

@@ -682,17 +682,17 @@ DEAF = (
     QUICK
     + """
 import ctypes, struct
-from rallypoint.diagnose.doctor import reachability
+from rallypoint.diagnose.doctor import exchange
 
 PROGRAM = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
-listen = reachability._listen
+listen = exchange._listen
 
 def listen_deaf():
     listener = listen()
     listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(PROGRAM)))
     return listener
 
-reachability._listen = listen_deaf
+exchange._listen = listen_deaf
 """
 )
 

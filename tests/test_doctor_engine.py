@@ -17,9 +17,15 @@ from engines import ask, etcd_cluster, free_ports, make_certificate, redis_clust
 from rallypoint.cli import doctor as examining
 from rallypoint.diagnose.doctor import engine
 from rallypoint.diagnose.doctor.checks import CHECKS
-from rallypoint.diagnose.doctor.engine import LogFacts, judge_log, judge_speed
-from rallypoint.diagnose.doctor.engine_etcd import EtcdFacts, judge_etcd
-from rallypoint.diagnose.doctor.engine_redis import RedisFacts, judge_redis
+from rallypoint.diagnose.doctor.engine import (
+    EtcdFacts,
+    LogFacts,
+    RedisFacts,
+    judge_etcd,
+    judge_log,
+    judge_redis,
+    judge_speed,
+)
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.store.replica.engines.opening import open_log

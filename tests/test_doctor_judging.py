@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.codec import from_json, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines, matrix
-from rallypoint.diagnose.doctor.exchange import Gathered, MachineRow
-from rallypoint.diagnose.doctor.reachability import Card, Way
+from rallypoint.diagnose.doctor.exchange import Card, Gathered, MachineRow, Way
 from rallypoint.diagnose.findings import State, failure, ok
 from test_doctor_checks import findings
 

@@ -1,4 +1,4 @@
-"""Doctors of several machines: reachability, gatherings over a real store, visits, and what launchers say."""
+"""Doctors of several machines: exchange, gatherings over a real store, visits, and what launchers say."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text, to_text
 from rallypoint.diagnose.doctor import all_machines as everyone
-from rallypoint.diagnose.doctor import exchange as gathering
-from rallypoint.diagnose.doctor import network, reachability, situation
+from rallypoint.diagnose.doctor import exchange, network, situation
 from rallypoint.diagnose.doctor.all_machines import Launched, by_launcher, receive, visit
 from rallypoint.diagnose.doctor.between_machines import judge_machines
-from rallypoint.diagnose.doctor.exchange import Gathered, Participant, gather
-from rallypoint.diagnose.doctor.reachability import Card, Way, own_card, probe_server, reach
+from rallypoint.diagnose.doctor.exchange import (
+    Card,
+    Gathered,
+    Participant,
+    Way,
+    gather,
+    own_card,
+    probe_server,
+    reach,
+)
 from rallypoint.diagnose.findings import Finding, State, ok, warning
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint
@@ -40,13 +47,13 @@ def card(number: int, port: int, *addresses: str, host: str = HERE) -> Card:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "_SECONDS", 0.2)
+    monkeypatch.setattr(exchange, "_PROBE_SECONDS", 0.2)
 
 
 @pytest.fixture
 def one_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """An server that listens at one socket of one address."""
-    monkeypatch.setattr(reachability, "_listen", lambda: socket.create_server((HERE, 0)))
+    monkeypatch.setattr(exchange, "_listen", lambda: socket.create_server((HERE, 0)))
 
 
 @contextmanager
@@ -127,26 +134,26 @@ def test_the_next_address_is_tried(one_door: None) -> None:
 
 def test_a_probe_server_has_a_limit_of_callers(monkeypatch: pytest.MonkeyPatch, one_door: None) -> None:
     """A caller that finds no place gets no answer, until another one leaves."""
-    monkeypatch.setattr(reachability, "_MOST_CALLERS", 2)
-    monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
+    monkeypatch.setattr(exchange, "_MOST_CALLERS", 2)
+    monkeypatch.setattr(exchange, "_PROBE_SECONDS", SECONDS)
     with probe_server(0) as server, ExitStack() as stack:
         callers = [stack.enter_context(socket.create_connection((HERE, server), SECONDS)) for _ in range(2)]
         for caller in callers:
             assert caller.recv(4096).endswith(b"\n")
-        monkeypatch.setattr(reachability, "_SECONDS", 0.1)
+        monkeypatch.setattr(exchange, "_PROBE_SECONDS", 0.1)
         assert "no answer within" in reach(1, card(0, server)).error
-        monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
+        monkeypatch.setattr(exchange, "_PROBE_SECONDS", SECONDS)
         for caller in callers:
             caller.close()
         assert reach(1, card(0, server)).error == ""
 
 
 def test_silent_callers_do_not_keep_their_places(monkeypatch: pytest.MonkeyPatch, one_door: None) -> None:
-    monkeypatch.setattr(reachability, "_MOST_CALLERS", 1)
-    monkeypatch.setattr(reachability, "_SECONDS", 0.05)
+    monkeypatch.setattr(exchange, "_MOST_CALLERS", 1)
+    monkeypatch.setattr(exchange, "_PROBE_SECONDS", 0.05)
     with probe_server(0) as server, socket.create_connection((HERE, server), SECONDS) as caller:
         assert caller.recv(4096).endswith(b"\n")
-        monkeypatch.setattr(reachability, "_SECONDS", SECONDS)
+        monkeypatch.setattr(exchange, "_PROBE_SECONDS", SECONDS)
         assert reach(1, card(0, server)).error == ""
 
 
@@ -160,7 +167,7 @@ def test_addresses_that_do_not_answer_are_told_until_the_time_is_over(
     way = reach(1, closed)
     assert way.address == HERE
     assert way.error == f"{HERE}: Connection refused; 127.0.0.2: Connection refused"
-    monkeypatch.setattr(reachability, "_LONGEST_CALL_S", -1.0)
+    monkeypatch.setattr(exchange, "_LONGEST_CALL_S", -1.0)
     assert reach(1, closed).error == f"{HERE}: Connection refused"
 
 
@@ -252,7 +259,7 @@ def test_a_machine_that_comes_and_dies_before_it_says_what_it_reached(
     with socket.create_server((HERE, 0)) as closed:
         dead = card(1, closed.getsockname()[1])
     PrefixStore("room", store).set("card/1", json.dumps(asdict(dead)))
-    monkeypatch.setattr(gathering, "_FAREWELL_S", SECONDS)
+    monkeypatch.setattr(exchange, "_FAREWELL_S", SECONDS)
     begun = time.monotonic()
     first, third = together(store, places(3, 0, 2, seconds=0.5), [[], []])
     assert time.monotonic() - begun < SECONDS, "nobody waits for the farewell of the dead"
@@ -275,8 +282,8 @@ def test_ways_are_tried_some_at_a_time_in_threads_that_end_with_the_process(
             all_at_once.wait(SECONDS)
         return Way(start, goal.number, HERE)
 
-    monkeypatch.setattr(gathering, "reach", try_one)
-    found = gathering._try_all(3, [card(number, 1) for number in range(100) if number != 3])
+    monkeypatch.setattr(exchange, "reach", try_one)
+    found = exchange._try_all(3, [card(number, 1) for number in range(100) if number != 3])
     assert [way.goal for way in found] == [number for number in range(100) if number != 3]
     assert len(threads) == 16
     assert all(each.daemon for each in threads)
@@ -300,7 +307,7 @@ def test_nobody_speaks_for_another(store: TCPStore) -> None:
     said = [Way(1, 0, HERE), Way(0, 1, HERE, "made up"), Way(2, 0, HERE, "made up"), Way(1, 2, HERE)]
     with probe_server(1) as ear:
         room.set("card/1", to_text(card(1, ear)))
-        room.set("row/1", to_text(gathering.MachineRow(tuple(said), ())))
+        room.set("row/1", to_text(exchange.MachineRow(tuple(said), ())))
         room.set("left/1", b"")
         [found] = together(store, places(3, 0, seconds=0.5), [[]])
     assert [(way.start, way.goal, way.error) for way in found.ways] == [(0, 1, ""), (1, 0, "")]
@@ -356,7 +363,7 @@ def test_the_first_stays_until_the_others_have_read_the_end(store: TCPStore) -> 
 
     with probe_server(1) as ear, ThreadPoolExecutor(1) as pool:
         room.set("card/1", to_text(card(1, ear)))
-        room.set("row/1", to_text(gathering.MachineRow((), ())))
+        room.set("row/1", to_text(exchange.MachineRow((), ())))
         future = pool.submit(first)
         room.wait(["end"], SECONDS)
         assert not left.wait(0.05)
@@ -486,7 +493,7 @@ def test_a_listener_dials_only_the_address_from_which_a_visitor_came(
         dialled.append(address)
         return Way(start, goal.number, address)
 
-    monkeypatch.setattr(reachability, "_try", dial)
+    monkeypatch.setattr(exchange, "_try", dial)
     told = to_text(card(1, 22, "10.0.0.9", HERE, "169.254.169.254"))
     with TCPStore(*practice.endpoint, timeout=SECONDS) as store:
         room = PrefixStore(everyone._PREFIX, store)

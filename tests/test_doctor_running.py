@@ -11,9 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.diagnose.doctor.checks import Check, run_checks
-from rallypoint.diagnose.doctor.outlook import NO_GPU, Outlook, Prospect, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation
-from rallypoint.diagnose.findings import Finding, State, failure, note, ok, unknown, warning
+from rallypoint.diagnose.findings import (
+    NO_GPU,
+    Finding,
+    Outlook,
+    Prospect,
+    State,
+    failure,
+    look_ahead,
+    note,
+    ok,
+    unknown,
+    warning,
+)
 from raw import SECONDS
 
 HERE = Situation({}, None, Path())

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rallypoint.diagnose.doctor import files, network, stores
+from rallypoint.diagnose.doctor import machine, network, stores
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import Met, check_store, judge_nobody, judge_store, meet
 from rallypoint.diagnose.findings import Fix, State, ok
@@ -316,7 +316,7 @@ def test_trying_a_port_neither_listens_nor_logs(
 
 
 def test_locks_hold_in_a_local_folder(tmp_path: Path) -> None:
-    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    [found] = machine.check_file_init(Situation({}, None, tmp_path))
     assert (found.name, found.state) == ("file-init", OK)
     assert found.found.startswith(f"locks hold in {tmp_path.resolve()} (")
     assert list(tmp_path.iterdir()) == []
@@ -330,7 +330,7 @@ def test_kinds_of_file_systems() -> None:
         ("fuse.glusterfs", True, "locks hold in X, a shared file system"),
         ("nfs", False, "in X a second process gets a lock that the first one holds"),
     ):
-        found = files.judge_locks("X", kind, works)
+        found = machine.judge_locks("X", kind, works)
         assert found.state is (OK if works else F)
         assert found.found.startswith(text)
         assert bool(found.hint) != works
@@ -343,8 +343,8 @@ def test_locks_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def open_unlocked(*_: object, **__: object) -> Iterator[int]:
         yield 0
 
-    monkeypatch.setattr(files, "open_locked", open_unlocked)
-    [found] = files.check_file_init(Situation({}, None, tmp_path))
+    monkeypatch.setattr(machine, "open_locked", open_unlocked)
+    [found] = machine.check_file_init(Situation({}, None, tmp_path))
     assert found.state is F
     assert "keys would get lost" in found.found
     assert list(tmp_path.iterdir()) == []
@@ -362,10 +362,10 @@ def test_locks_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_locks_that_cannot_be_tried(
     intruder: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_INTRUDER", intruder)
+    monkeypatch.setattr(machine, "_INTRUDER", intruder)
     if "0.5 s" in why:
-        monkeypatch.setattr(files, "_SECONDS", 0.5)
-    [found] = files.check_file_init(Situation({}, None, tmp_path))
+        monkeypatch.setattr(machine, "_LOCK_SECONDS", 0.5)
+    [found] = machine.check_file_init(Situation({}, None, tmp_path))
     assert (found.state, found.found.endswith(f": {why}")) == (F, True)
     assert list(tmp_path.iterdir()) == []
 
@@ -375,7 +375,7 @@ def test_locks_that_cannot_be_tried(
 )
 def test_a_folder_that_takes_no_files() -> None:
     """Modes do not stop root; /proc stops everybody."""
-    [found] = files.check_file_init(Situation({}, None, Path("/proc")))
+    [found] = machine.check_file_init(Situation({}, None, Path("/proc")))
     assert found.state is F
     assert found.found.startswith("no file can be made and locked in /proc (proc): ")
     assert "--folder" in found.hint
@@ -388,12 +388,12 @@ def test_the_file_system_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     above = tmp_path.resolve()
     mounts = [mount("/", "ext4"), mount(str(above), "nfs4"), mount(f"{above}/data", "xfs")]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
-    assert files.file_system_of(above / "data/below") == "xfs"
-    assert files.file_system_of(above / "data-2") == "nfs4"
-    assert files.file_system_of(above.parent) == "ext4"
+    assert machine.file_system_of(above / "data/below") == "xfs"
+    assert machine.file_system_of(above / "data-2") == "nfs4"
+    assert machine.file_system_of(above.parent) == "ext4"
 
     def refuse(all: bool) -> object:
         raise PermissionError(13, "no")
 
     monkeypatch.setattr(psutil, "disk_partitions", refuse)
-    assert files.file_system_of(above) == ""
+    assert machine.file_system_of(above) == ""

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from rallypoint.diagnose.doctor import network, torch
-from rallypoint.diagnose.doctor.defects import DEFECTS, defects_of
-from rallypoint.diagnose.doctor.outlook import NO_GPU
 from rallypoint.diagnose.doctor.situation import Situation
-from rallypoint.diagnose.findings import Finding, Fix, State
+from rallypoint.diagnose.doctor.torch import DEFECTS, defects_of
+from rallypoint.diagnose.findings import NO_GPU, Finding, Fix, State
 from rallypoint.errors import BindError
 from rallypoint.pytorch import asking
 from rallypoint.pytorch.asking import Answers, ask

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.diagnose.doctor import variables
+from rallypoint.diagnose.doctor import situation as variables
 from rallypoint.diagnose.doctor.all_machines import by_launcher
 from rallypoint.diagnose.doctor.machine import check_backlog, check_open_files
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of, number_in

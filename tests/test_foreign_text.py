@@ -35,8 +35,7 @@ from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import Within, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.outlook import Outlook
-from rallypoint.diagnose.findings import Finding
+from rallypoint.diagnose.findings import Finding, Outlook
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.explain import Source, explain, report
 from rallypoint.launch.blame import Failure, RankIdentity

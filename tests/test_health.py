@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.diagnose.doctor.health import QUICK, judge_gpus, judge_room
+from rallypoint.diagnose.doctor.checks import QUICK, judge_gpus, judge_room
 from rallypoint.diagnose.findings import State
 from rallypoint.launch import health
 

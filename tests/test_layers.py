@@ -47,7 +47,7 @@ PURE = {
     *("rallypoint.launch.handover", "rallypoint.launch.schedulers"),
     "rallypoint.store.replica.engines.etcd_messages",
     "rallypoint.diagnose.findings",
-    *(f"rallypoint.diagnose.doctor.{name}" for name in ("outlook", "between_machines")),
+    "rallypoint.diagnose.doctor.between_machines",
     *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
 }
 IMPURE_MODULES = {

@@ -78,9 +78,9 @@ def test_two_ranks_train(route: Route, build: Build, use_libuv: str | None) -> N
 
 
 @pytest.mark.slow
-def test_without_help_the_simulated_torch_refuses() -> None:
-    alone = replace(BY_NAME["torchrun-standalone"], injected=False)
-    result = _train(alone, Build.WITHOUT_LIBUV)
+def test_without_help_the_simulated_torch_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Route, "injected", False)
+    result = _train(BY_NAME["torchrun-standalone"], Build.WITHOUT_LIBUV)
     assert not result.ok
     assert "use_libuv was requested but PyTorch was built without libuv support" in result.log
 

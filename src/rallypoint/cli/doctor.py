@@ -21,13 +21,11 @@ from rallypoint.codec import to_json
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
 from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
 from rallypoint.diagnose.doctor.between_machines import judge_machines
-from rallypoint.diagnose.doctor.checks import CHECKS, Check, run_checks
+from rallypoint.diagnose.doctor.checks import CHECKS, EXAMINATIONS, Check, run_checks
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.health import EXAMINATIONS
 from rallypoint.diagnose.doctor.machine import versions
-from rallypoint.diagnose.doctor.outlook import Outlook, look_ahead
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
-from rallypoint.diagnose.findings import Finding, Fix, State, failure, ok, worst
+from rallypoint.diagnose.findings import Finding, Fix, Outlook, State, failure, look_ahead, ok, worst
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from rallypoint.diagnose.doctor.between_machines import matrix
 from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.outlook import Outlook, Prospect
-from rallypoint.diagnose.findings import Finding, State
+from rallypoint.diagnose.findings import Finding, Outlook, Prospect, State
 from rallypoint.text import shown
 
 _STYLES: Final = {

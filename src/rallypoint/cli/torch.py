@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from argparse import REMAINDER
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.table import Column
-
 from rallypoint.cli.command import JSON, Argument, Group, command
 from rallypoint.cli.findings import print_findings
-from rallypoint.cli.printing import progress_bar
-from rallypoint.cli.signals import signals_as_interrupts
-from rallypoint.diagnose.builds.check import check as look
-from rallypoint.diagnose.builds.commands import run_script, running_command
-from rallypoint.diagnose.builds.ninja import BuildProgress, Libuv
-from rallypoint.diagnose.builds.plan import Platform, Wishes, make_plan, parse_architectures
-from rallypoint.diagnose.builds.scripts import write_script
-from rallypoint.diagnose.builds.trees import read_facts
+from rallypoint.diagnose.builds import watch
+from rallypoint.diagnose.builds.check import check
+from rallypoint.diagnose.builds.plan import CLONE, parse_architectures, write_plan
+from rallypoint.diagnose.builds.trees import is_source
 from rallypoint.diagnose.builds.verdicts import BuildReport
-from rallypoint.diagnose.builds.watch import BuildWatch
+from rallypoint.diagnose.builds.watch import BuildProgress
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.text import duration, printable
+from rallypoint.text import printable
 
 _PYTHON: Final = Argument(
     "--python",
@@ -36,10 +29,7 @@ _PYTHON: Final = Argument(
     default=sys.executable,
     help="The Python whose torch is meant; by default this one.",
 )
-_BAR_SECONDS: Final = 1.0
-_LINE_SECONDS: Final = 10.0
-"""Between two looks, on a terminal and elsewhere."""
-_END_LINES: Final = 40
+_PAUSE_SECONDS: Final = 10.0
 
 
 @contextmanager
@@ -72,7 +62,7 @@ def _check(path: Path | None, python: str, as_json: bool) -> int:
     Exit 0 if it is and nothing contradicts, 1 if it is not or something disagrees.
     """
     with _reading():
-        report = look(path, python, os.environ)
+        report = check(path, python, os.environ)
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
@@ -91,9 +81,6 @@ def _verdict(report: BuildReport) -> str:
 
 # plan -------------------------------------------------------------------------------------------------------
 
-_PLATFORMS: Final = {"linux": Platform.LINUX, "darwin": Platform.MACOS, "win32": Platform.WINDOWS}
-_HERE: Final = _PLATFORMS.get(sys.platform, Platform.LINUX)
-
 
 @command(
     Argument(
@@ -110,51 +97,25 @@ _HERE: Final = _PLATFORMS.get(sys.platform, Platform.LINUX)
         default="",
         help="The GPUs to build for, as compute capabilities: 9.0,12.0. Without it, for the CPU alone.",
     ),
-    Argument(
-        "--nccl", action="store_true", default=True, help="With NCCL, where there is CUDA; the default."
-    ),
+    Argument("--nccl", action="store_true", default=True, help="With NCCL, where there is CUDA (default)."),
     Argument("--no-nccl", dest="nccl", action="store_false", help="Without NCCL."),
     Argument("--jobs", type=int, metavar="NUMBER", help="How many compilers run at the same time."),
-    Argument(
-        "--platform",
-        choices=[each.value for each in Platform],
-        default=_HERE.value,
-        help="What the script is for.",
-    ),
     _PYTHON,
-    Argument("--run", action="store_true", help="Run the script after it was printed."),
 )
-def _plan(
-    tree: Path, cuda_arch: str, nccl: bool, jobs: int | None, platform: str, python: str, run: bool
-) -> int:
-    """Print the script that builds torch with the libuv server in a source tree, each step with its reason.
+def _plan(tree: Path, cuda_arch: str, nccl: bool, jobs: int | None, python: str) -> int:
+    """Print the commands that build torch with the libuv server in a source tree, for Linux and macOS.
 
-    Nothing is run without --run. A tree that was built before needs less than a new one.
+    They are a script for bash; nothing is run.
     """
-    target = Platform(platform)
-    if run and target is not _HERE:
-        raise UsageError(f"a script for {platform} cannot be run here", hint="leave --run out")
-    architectures = parse_architectures(cuda_arch)
-    wishes = Wishes(str(tree.absolute()), target, _name_of(python, target), architectures, nccl, jobs)
-    with _reading():
-        facts = read_facts(tree)
-    script = write_script(make_plan(wishes, facts))
-    print(script, end="")
-    return _run(script) if run else 0
-
-
-def _name_of(python: str, platform: Platform) -> str:
-    """How the script calls Python: it changes folders, and another system has its own."""
-    if platform is not _HERE and python == sys.executable:
-        return "python"
-    return str(Path(python).absolute()) if os.sep in python else python
-
-
-def _run(script: str) -> int:
-    with signals_as_interrupts("the build"):
-        code = run_script(script)
-    print(f"rallypoint: the script {'is done' if code == 0 else f'ended with {code}'}", file=sys.stderr)
-    return 0 if code == 0 else 1
+    if sys.platform == "win32":
+        hint = "jobs come up without it: rallypoint run"
+        raise RallypointError("torch's build leaves the libuv server out on Windows", hint=hint)
+    if tree.exists() and not is_source(tree):
+        hint = f"name one, or a folder that is not there yet; to get one: {CLONE}"
+        raise UsageError(f"{tree.absolute()} is no source tree of torch", hint=hint)
+    named = str(Path(python).absolute()) if os.sep in python else python  # the script changes folders
+    print(write_plan(str(tree.absolute()), named, parse_architectures(cuda_arch), nccl, jobs), end="")
+    return 0
 
 
 # watch ------------------------------------------------------------------------------------------------------
@@ -162,119 +123,47 @@ def _run(script: str) -> int:
 
 @command(
     Argument("build_dir", type=Path, metavar="BUILD_DIR", help="The folder in which ninja builds."),
-    Argument(
-        "command",
-        nargs=REMAINDER,
-        metavar="-- COMMAND",
-        help="Run this build, and watch it; by default one that runs already is watched.",
-    ),
-    Argument(
-        "--log",
-        type=Path,
-        metavar="FILE",
-        help="A file with what the build prints: read, or written where there is a COMMAND.",
-    ),
+    Argument("--log", type=Path, metavar="FILE", help="A file with what the build prints."),
     Argument("--once", action="store_true", help="Say how far it is, and end."),
     Argument("--json", dest="as_json", action="store_true", help="Print JSON, a line for each look."),
 )
-def _watch(build_dir: Path, command: list[str], log: Path | None, once: bool, as_json: bool) -> int:
-    """Show how far a ninja build is: steps, pace, time left, load, libuv, and the step that failed.
+def _watch(build_dir: Path, log: Path | None, once: bool, as_json: bool) -> int:
+    """Show how far a ninja build is: the steps that are done, libuv, and how it failed.
 
     Ends with the build: exit 0 if it is complete, 1 if it failed or stopped before its end.
     """
-    if once and command:
-        raise UsageError("--once with a COMMAND", hint="leave one of them out")
-    with signals_as_interrupts(), running_command(command, log) as (process, written):
-        snapshot = _follow(BuildWatch(build_dir, written if process else log, process), once, as_json)
-        if snapshot.state in ("failed", "stopped"):
-            _print_failure(snapshot, written)
-    return 0 if snapshot.state in ("running", "complete") else 1
+    while True:
+        progress = watch.read_progress(build_dir, log)
+        print(json.dumps(asdict(progress)) if as_json else describe(progress), flush=True)
+        if once or progress.state != "running":
+            break
+        time.sleep(_PAUSE_SECONDS)
+    if progress.state in ("failed", "stopped"):
+        _print_failure(progress, log)
+    return 0 if progress.state in ("running", "complete") else 1
 
 
-def _follow(seen: BuildWatch, once: bool, as_json: bool) -> BuildProgress:
-    """Look again and again, until the build has ended."""
-    lines = as_json or once or not sys.stderr.isatty()
-    rest = TextColumn("{task.description}", table_column=Column())  # it may take several lines
-    with progress_bar(BarColumn(20), MofNCompleteColumn(), rest, shown=not lines) as bar:
-        task = bar.add_task("", total=None)
-        while (snapshot := seen.look()).state == "running" and not once:
-            if lines:
-                _print_line(snapshot, as_json)
-            said = "; ".join(_parts(snapshot))
-            bar.update(task, completed=snapshot.done, total=snapshot.total, description=said)
-            seen.wait(_LINE_SECONDS if lines else _BAR_SECONDS)
-    _print_line(snapshot, as_json)
-    return snapshot
-
-
-def _print_line(snapshot: BuildProgress, as_json: bool) -> None:
-    print(json.dumps(asdict(snapshot)) if as_json else describe(snapshot))
-
-
-def describe(snapshot: BuildProgress) -> str:
+def describe(progress: BuildProgress) -> str:
     """A line about a build."""
-    total = "?" if snapshot.total is None else f"{snapshot.total:,}"
-    ended = [f"the command {_describe_end(snapshot)}"] if snapshot.exit_code else []
-    counts = f"{snapshot.state}: {snapshot.done:,} of {total} steps"
-    return "; ".join([counts, *ended, *_parts(snapshot)])
+    total = "?" if progress.total is None else f"{progress.total:,}"
+    return f"{progress.state}: {progress.done:,} of {total} steps" + (
+        progress.libuv and f"; {progress.libuv}"
+    )
 
 
-def _describe_end(snapshot: BuildProgress) -> str:
-    code = snapshot.exit_code or 0
-    return f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"
-
-
-def _parts(snapshot: BuildProgress) -> Iterator[str]:
-    if snapshot.seconds_left is not None:
-        yield f"{duration(snapshot.seconds_left)} left"
-    if snapshot.steps_per_minute is not None:
-        yield f"{snapshot.steps_per_minute:,.0f} a minute"
-    if snapshot.load is not None:
-        load = snapshot.load
-        yield f"{load.steps} at work, {load.cpu_percent:.0f} % CPU, {load.memory_bytes / 2**20:,.0f} MiB"
-    if snapshot.libuv is not None:
-        yield _describe_libuv(snapshot.libuv)
-
-
-def _describe_libuv(libuv: Libuv) -> str:
-    if libuv.total == 0:
-        return "no libuv in this build"
-    files = "libuv is built" if libuv.done == libuv.total else f"libuv: {libuv.done} of {libuv.total} files"
-    server = {True: "its server too", False: "its server is not", None: "there is no server for it"}
-    return f"{files}, {server[libuv.server]}"
-
-
-def _print_failure(snapshot: BuildProgress, log: Path | None) -> None:
-    """The steps that failed with the ends of their output; else the end of the log, or what is known."""
-    for failure in snapshot.failures:
-        print(f"\nFAILED: {printable(failure.step)}", file=sys.stderr)
-        _print_end(failure.lines)
-    if snapshot.failures:
-        return
-    who = "the build" if snapshot.exit_code is None else f"the command {_describe_end(snapshot)}, and"
-    if log is not None and (lines := log.read_text(encoding="utf-8", errors="replace").splitlines()):
-        print(f"\n{who} names no step that failed; the end of what was printed:", file=sys.stderr)
-        _print_end(lines)
-        return
-    if log is not None:
-        print(f"\n{who} has printed nothing", file=sys.stderr)
-    if snapshot.next_steps:
-        print("\nthe first steps that are left to do:", file=sys.stderr)
-        _print_end(snapshot.next_steps)
-    elif snapshot.done == snapshot.total:
-        print("nothing was left to build", file=sys.stderr)
+def _print_failure(progress: BuildProgress, log: Path | None) -> None:
+    """What ninja has printed, and what is left to do; a terminal obeys nothing in it."""
+    for title, lines in (
+        ("the end of what was printed", progress.last_lines),
+        ("the first steps that are left to do", progress.next_steps),
+    ):
+        if lines:
+            print(f"\n{title}:", file=sys.stderr)
+        for line in lines:
+            print(f"  | {printable(line.expandtabs())}", file=sys.stderr)
     if log is None:
-        print(
-            "\nhint: ninja writes failures to no file; give what it prints with --log, or run it from here: "
-            "rallypoint torch watch BUILD_DIR -- COMMAND",
-            file=sys.stderr,
-        )
-
-
-def _print_end(lines: Sequence[str]) -> None:
-    """The last lines, so written that a terminal obeys nothing in them."""
-    for line in lines[-_END_LINES:]:
-        print(f"  | {printable(line.expandtabs())}", file=sys.stderr)
+        hint = "ninja writes failures to no file; keep what it prints (`| tee FILE`), and name that by --log"
+        print(f"\nhint: {hint}", file=sys.stderr)
 
 
 torch: Final = Group(

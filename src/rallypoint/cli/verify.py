@@ -7,18 +7,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from itertools import product
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rallypoint.cli.command import Argument, command
 from rallypoint.cli.printing import progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
+from rallypoint.codec import to_json
 from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
 from rallypoint.diagnose.verify.trainings import Equipment, Result, TrainingSettings
@@ -27,26 +26,8 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.text import printable
 
 _LOG_LINES: Final = 40
-_STYLES: Final = {"ok": "green", "FAILED": "bold red"}
-
-_Column = tuple[str, int, Literal["left", "right"]]
-
-# Rows are printed as they come, so their widths are settled beforehand. They fit into 80 columns.
-_COLUMNS: Final[tuple[_Column, ...]] = (
-    ("route", 21, "left"),
-    ("torch", 13, "left"),
-    ("came up in", 10, "right"),
-    ("loss", 18, "right"),
-    ("result", 6, "left"),
-)
-_HEALTH_COLUMNS: Final[tuple[_Column, ...]] = (
-    ("rank", 4, "right"),
-    ("device", 8, "left"),
-    ("backend", 8, "left"),
-    ("steps per second", 16, "right"),
-    ("peak memory", 11, "right"),
-    ("GPU use", 7, "right"),
-)
+_ROW: Final = "{:<21}  {:<13}  {:>10}  {:>18}  {:<6}"  # printed as they come, so the widths are settled
+_HEALTH_ROW: Final = "{:>4}  {:<8}  {:<8}  {:>16}  {:>11}  {:>7}"
 
 
 @command(
@@ -86,11 +67,43 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
     machine = trainings.find_equipment()
     setting = TrainingSettings(_choose(device, machine), os.environ.get("USE_LIBUV") or None, timeout)
     one_gpu = setting.device == "cuda" and len(machine.gpus) == 1 and machine.nccl
-    routes, skipped = _sort_out(select(names, quick=quick, one_gpu=one_gpu), setting)
-    _print_introduction(machine, setting, skipped)
-    results = []
+    routes = select(names, quick=quick, one_gpu=one_gpu)
+    skipped = {route.name: why for route in routes if (why := _reason_to_skip(route, setting))}
+    if len(skipped) == len(routes):
+        name, reason = next(iter(skipped.items()))
+        raise RallypointError(f"no route can be taken: {name} is skipped, since {reason}")
+    place = ", ".join(machine.gpus) if setting.device == "cuda" else "the CPU"
+    print(f"rallypoint: two ranks by each route, on {place}; torch {machine.torch}", file=sys.stderr)
+    for name, reason in skipped.items():
+        print(f"{name} is skipped: {reason}", file=sys.stderr)
+    results = _train([route for route in routes if route.name not in skipped], setting, as_json)
+    seconds = time.monotonic() - began
+    if as_json:
+        document = {
+            "ok": all(result.ok for result in results),
+            "seconds": round(seconds, 1),
+            "torch": machine.torch,
+            "gpus": machine.gpus,
+            "device": setting.device,
+            "use_libuv": setting.use_libuv,
+            "results": [_as_json(result) for result in results],
+            "skipped": [{"route": name, "reason": reason} for name, reason in skipped.items()],
+        }
+        print(json.dumps(document, indent=2))
+    elif ranks := health_of([result.reports for result in results]):
+        print()
+        _print_row(_HEALTH_ROW, "rank", "device", "backend", "steps per second", "peak memory", "GPU use")
+        for rank in ranks:
+            _print_row(_HEALTH_ROW, *_health_row(rank))
+    _print_verdict(results, seconds)
+    return all(result.ok for result in results)
+
+
+def _train(routes: Sequence[Route], setting: TrainingSettings, as_json: bool) -> list[Result]:
+    """Run the trainings, and print a row for each as soon as it is done."""
+    results: list[Result] = []
     if not as_json:
-        _print_rows(_COLUMNS, [], header=True)
+        _print_row(_ROW, "route", "torch", "came up in", "loss", "result")
     with progress_bar() as bar:
         task = bar.add_task("", total=len(routes) * len(Build))
         for route, build in product(routes, Build):
@@ -98,35 +111,17 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
             results.append(trainings.run(route, build, setting))
             if not as_json:
                 bar.stop()  # both streams may be the same terminal: the row goes where the bar was
-                _print_rows(_COLUMNS, [_row(results[-1])])
+                _print_row(_ROW, *_row(results[-1]))
                 bar.start()
             bar.advance(task)
-    seconds = time.monotonic() - began
-    if as_json:
-        print(json.dumps(_document(machine, setting, skipped, results, seconds), indent=2))
-    else:
-        _print_health(results)
-    _print_verdict(results, seconds)
-    return all(result.ok for result in results)
+    return results
 
 
 def _choose(device: str, machine: Equipment) -> str:
     if device == "cuda" and not machine.gpus:
-        raise RallypointError(
-            f"torch {machine.torch} sees no GPU",
-            hint="use --device cpu, or install a build of torch for CUDA",
-        )
+        hint = "use --device cpu, or install a build of torch for CUDA"
+        raise RallypointError(f"torch {machine.torch} sees no GPU", hint=hint)
     return "cuda" if machine.gpus and device != "cpu" else "cpu"
-
-
-def _sort_out(routes: Sequence[Route], setting: TrainingSettings) -> tuple[list[Route], dict[str, str]]:
-    """The routes that can be taken here, and for the others the reason why not."""
-    reasons = {route.name: _reason_to_skip(route, setting) for route in routes}
-    skipped = {name: reason for name, reason in reasons.items() if reason}
-    if len(skipped) == len(routes):
-        name, reason = next(iter(skipped.items()))
-        raise RallypointError(f"no route can be taken: {name} is skipped, since {reason}")
-    return [route for route in routes if route.name not in skipped], skipped
 
 
 def _reason_to_skip(route: Route, setting: TrainingSettings) -> str:
@@ -145,34 +140,18 @@ def _row(result: Result) -> list[str]:
     return [result.route, result.build.value, came_up, loss, "ok" if result.ok else "FAILED"]
 
 
-def _print_rows(columns: Sequence[_Column], rows: Sequence[Sequence[str]], header: bool = False) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
-    for name, width, justify in columns:
-        table.add_column(name, width=width, justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console(highlight=False).print(table)
-
-
-def _print_introduction(machine: Equipment, setting: TrainingSettings, skipped: Mapping[str, str]) -> None:
-    place = ", ".join(machine.gpus) if setting.device == "cuda" else "the CPU"
-    print(f"rallypoint: two ranks by each route, on {place}; torch {machine.torch}", file=sys.stderr)
-    for name, reason in skipped.items():
-        print(f"{name} is skipped: {reason}", file=sys.stderr)
-
-
-def _print_health(results: Sequence[Result]) -> None:
-    ranks = health_of([result.reports for result in results])
-    if ranks:
-        print()
-        _print_rows(_HEALTH_COLUMNS, [_health_row(rank) for rank in ranks], header=True)
-
-
 def _health_row(health: RankHealth) -> list[str]:
     memory = "" if health.peak_memory_bytes is None else f"{health.peak_memory_bytes / 2**20:,.0f} MiB"
     use = "" if health.gpu_use_percent is None else f"{health.gpu_use_percent} %"
     speed = "{:.0f} to {:.0f}".format(*health.steps_per_second)
     return [str(health.rank), health.device, health.backend, speed, memory, use]
+
+
+def _print_row(template: str, *cells: str) -> None:
+    line = Text(template.format(*cells), style="bold" if cells[0] in ("route", "rank") else "")
+    line.highlight_regex(r"\bok\b", "green")
+    line.highlight_regex("FAILED", "bold red")
+    Console(highlight=False).print(line, soft_wrap=True)
 
 
 def _print_verdict(results: Sequence[Result], seconds: float) -> None:
@@ -182,40 +161,16 @@ def _print_verdict(results: Sequence[Result], seconds: float) -> None:
             print(f"warning: {result.route}, {result.build.value}: {warning}", file=sys.stderr)
     failed = [result for result in results if not result.ok]
     for result in failed:
-        _print_failure(result)
+        what = f"{result.route}, {result.build.value}: FAILED: {'; '.join(result.problems)}"
+        print(f"\n{what}", file=sys.stderr)
+        for line in result.log.splitlines()[-_LOG_LINES:]:
+            print(f"  | {printable(line.expandtabs())}", file=sys.stderr)
+        print(f"hint: {result.hint}", file=sys.stderr)
     good = len(results) - len(failed)
     print(f"\nrallypoint: {good} of {len(results)} trainings were ok, in {seconds:.0f} s", file=sys.stderr)
 
 
-def _print_failure(result: Result) -> None:
-    print(f"\n{result.route}, {result.build.value}: FAILED: {'; '.join(result.problems)}", file=sys.stderr)
-    for line in result.log.splitlines()[-_LOG_LINES:]:
-        print(f"  | {printable(line.expandtabs())}", file=sys.stderr)
-    print(f"hint: {result.hint}", file=sys.stderr)
-
-
-def _document(
-    machine: Equipment,
-    setting: TrainingSettings,
-    skipped: Mapping[str, str],
-    results: Sequence[Result],
-    seconds: float,
-) -> dict[str, Any]:
-    return {
-        "ok": all(result.ok for result in results),
-        "seconds": round(seconds, 1),
-        "torch": machine.torch,
-        "gpus": machine.gpus,
-        "device": setting.device,
-        "use_libuv": setting.use_libuv,
-        "results": [_as_json(result) for result in results],
-        "skipped": [{"route": name, "reason": reason} for name, reason in skipped.items()],
-    }
-
-
 def _as_json(result: Result) -> dict[str, Any]:
     """All but the log of a training that was good, which says nothing."""
-    content = {**asdict(result), "build": result.build.value, "ok": result.ok}
-    content["torch"] = content.pop("build")
-    content["ranks"] = content.pop("reports")
+    content = {**to_json(result), "ok": result.ok}
     return {name: value for name, value in content.items() if name != "log" or not result.ok}

@@ -1,12 +1,13 @@
-"""What a check found: on a machine (`doctor`) or in a build of torch (`builds`). Pure."""
+"""What a check found, on a machine (`doctor`) or in a build of torch (`builds`), and what will work. Pure."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from shlex import quote
+from typing import Final
 
 
 class State(str, Enum):
@@ -96,3 +97,88 @@ def unset_variable(*names: str) -> str:
     if sys.platform == "win32":
         return "Remove-Item " + ", ".join(f"Env:{name}" for name in names)
     return f"unset {' '.join(names)}"
+
+
+# What will work ---------------------------------------------------------------------------------------------
+
+
+class Prospect(str, Enum):
+    """Whether it will work."""
+
+    YES = "yes"
+    WITH_HELP = "with Rallypoint"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """One way to start a job, or one backend; and what prevents it, or helps."""
+
+    name: str
+    prospect: Prospect
+    why: str
+
+
+NO_GPU: Final = "there is no GPU for it"
+"""How the finding about an NCCL that could not be tried ends."""
+
+_YES: Final = (Prospect.YES, "")
+_WAYS: Final = {
+    "plain (env://, tcp://)": "rallypoint run -- python train.py, or USE_LIBUV=0",
+    "torchrun": "rallypoint run train.py, or -- torchrun",
+    "accelerate": "rallypoint run -- accelerate launch train.py",
+}
+"""The ways to start a job that need a TCPStore, and the command that helps if torch's store does not work."""
+
+
+def look_ahead(findings: Sequence[Finding], packages: Mapping[str, str]) -> list[Outlook]:
+    """What to expect of each way, or of all at once if torch cannot be used.
+
+    `packages` has the versions of those that are installed.
+    """
+    torch = _without_torch(findings)
+    if torch is not None:
+        return [Outlook("any job", *torch)]
+    found = {name: _of_store(findings, name, command) or _YES for name, command in _WAYS.items()}
+    if "accelerate" not in packages:
+        found["accelerate"] = (Prospect.NO, "accelerate is not installed: pip install accelerate")
+    for name, check in (("file init", "file-init"), ("gloo", "gloo"), ("NCCL", "nccl")):
+        found[name] = _of_check(findings, check)
+    return [Outlook(name, *each) for name, each in found.items()]
+
+
+_Judgement = tuple[Prospect, str]
+
+
+def _without_torch(findings: Sequence[Finding]) -> _Judgement | None:
+    found = worst(findings, "torch")
+    if found is None or found.state is State.UNKNOWN:
+        return Prospect.UNKNOWN, "torch gave no answer"
+    return (Prospect.NO, f"torch: {found.found}") if found.state is not State.OK else None
+
+
+def _of_store(findings: Sequence[Finding], way: str, command: str) -> _Judgement | None:
+    """A way that needs sockets, its endpoint, and a torch whose store works; None if it has all."""
+    variables = ("variables",) if way.startswith("plain") else ()  # launchers set their own
+    for name in (*variables, "endpoint", "store", "port"):
+        found = worst(findings, name)
+        if found is not None and found.state is State.FAILURE:
+            return Prospect.NO, f"{name}: {found.found}"
+    loopback, libuv = worst(findings, "loopback"), worst(findings, "libuv")
+    if loopback is not None and loopback.state is State.FAILURE:
+        return Prospect.NO, loopback.found
+    if libuv is None or libuv.state is State.UNKNOWN:
+        return Prospect.UNKNOWN, libuv.found if libuv else "torch's store was not tried"
+    return (Prospect.WITH_HELP, command) if libuv.state is not State.OK else None
+
+
+def _of_check(findings: Sequence[Finding], name: str) -> _Judgement:
+    found = worst(findings, name)
+    if found is None and name == "nccl":
+        return Prospect.NO, "this torch was built without it"
+    if found is None or found.state is State.UNKNOWN:
+        return Prospect.UNKNOWN, found.found if found else "it was not tried"
+    if name == "nccl" and found.found.endswith(NO_GPU):
+        return Prospect.NO, NO_GPU
+    return _YES if found.state in (State.OK, State.NOTE) else (Prospect.NO, found.found)

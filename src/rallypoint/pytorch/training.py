@@ -13,6 +13,7 @@ script; the rest comes from the environment:
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 HERE = Path(__file__).resolve()
@@ -44,23 +45,6 @@ INPUTS, WIDTH = 16, 64
 SEED = 7
 
 
-class Outcome(NamedTuple):
-    """What a training came to; `working` and `waiting` are seconds of each measured step."""
-
-    losses: list[float]
-    checksum: float
-    working: list[float]
-    waiting: list[float]
-
-
-def identity(init_method: str) -> tuple[int, int]:
-    """Rank and world size, from the URL where it has them, else as a launcher says."""
-    query = parse_qs(urlsplit(init_method).query)
-    rank = query.get("rank", [os.environ.get("RANK", "")])[0]
-    world_size = query.get("world_size", [os.environ.get("WORLD_SIZE", "")])[0]
-    return int(rank), int(world_size)
-
-
 def choose_hardware(kind: str, rank: int, world_size: int) -> tuple[Any, str]:
     """Where a rank computes, and the backend that can carry its tensors.
 
@@ -75,33 +59,29 @@ def choose_hardware(kind: str, rank: int, world_size: int) -> tuple[Any, str]:
     return device, "nccl" if gpus >= world_size and dist.is_nccl_available() else "gloo"
 
 
-class StepTimer:
-    """Notes when this rank is done with its part of a step, before it waits for the others.
+def finish(device: Any) -> float:
+    """Wait until the device has done all that it was given; the time."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def note_own_part(network: Any, device: Any) -> list[float]:
+    """When this rank is done with its part of each step, before it waits for the others.
 
     Ranks leave a step together, whichever was slow: DDP averages the gradients in the backward pass. What a
     rank does by itself ends when its last gradient is there.
     """
+    times: list[float] = []
+    parameters, gradients = list(network.parameters()), itertools.count(1)
 
-    def __init__(self, network: Any, device: Any) -> None:
-        self._device = device
-        self._parameters = list(network.parameters())
-        self._missing = len(self._parameters)
-        self.ready = 0.0
-        for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._note)
+    def note(_parameter: Any) -> None:
+        if next(gradients) % len(parameters) == 0:
+            times.append(finish(device))
 
-    def _note(self, _parameter: Any) -> None:
-        self._missing -= 1
-        if not self._missing:
-            finish(self._device)
-            self.ready = time.perf_counter()
-            self._missing = len(self._parameters)
-
-
-def finish(device: Any) -> None:
-    """Wait until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(note)
+    return times
 
 
 def make_batch(rank: int, step: int, device: Any) -> tuple[Any, Any]:
@@ -111,49 +91,40 @@ def make_batch(rank: int, step: int, device: Any) -> tuple[Any, Any]:
     return points.to(device), torch.tanh(points[:, :4].sum(dim=1, keepdim=True)).to(device)
 
 
-def make_network(device: Any) -> Any:
-    """A small one; the same on every rank."""
+def train(rank: int, device: Any) -> dict[str, object]:
+    """Train a small network, the same on every rank. The losses are the means over all ranks."""
     torch.manual_seed(SEED)
     nn = torch.nn
-    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).to(device)
-
-
-def train(rank: int, device: Any) -> Outcome:
-    """Train; the loss of the first and of the last step is the mean over all ranks."""
-    network = make_network(device)
-    timer = StepTimer(network, device)
-    model = torch.nn.parallel.DistributedDataParallel(network)
+    network = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).to(device)
+    own_part_done = note_own_part(network, device)
+    model = nn.parallel.DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses, working, waiting = [], [], []
     for step in range(STEPS):
         begun = time.perf_counter()
         points, values = make_batch(rank, step, device)
-        loss = torch.nn.functional.mse_loss(model(points), values)
+        loss = nn.functional.mse_loss(model(points), values)
         optimizer.zero_grad()
         loss.backward()
-        finish(device)
-        exchanged = time.perf_counter()
+        exchanged = finish(device)
         optimizer.step()
-        finish(device)
-        working.append(timer.ready - begun + time.perf_counter() - exchanged)
-        waiting.append(exchanged - timer.ready)
+        working.append(own_part_done[-1] - begun + finish(device) - exchanged)
+        waiting.append(exchanged - own_part_done[-1])
         losses.append(loss.detach())
-    return Outcome(
-        mean_over_ranks(losses[0], losses[-1]), checksum_of(model), working[WARM_UP:], waiting[WARM_UP:]
-    )
-
-
-def mean_over_ranks(*values: Any) -> list[float]:
-    """Each value's mean; every rank has to call it."""
-    total = torch.stack(values)
-    dist.all_reduce(total)
-    means: list[float] = (total / dist.get_world_size()).tolist()
-    return means
-
-
-def checksum_of(model: Any) -> float:
-    """One number that differs where parameters do."""
-    return float(sum(parameter.detach().double().abs().sum() for parameter in model.parameters()))
+    ends = torch.stack([losses[0], losses[-1]])
+    dist.all_reduce(ends)
+    first, last = (ends / dist.get_world_size()).tolist()
+    working, waiting = working[WARM_UP:], waiting[WARM_UP:]
+    return {
+        "loss_first": first,
+        "loss_last": last,
+        "checksum": float(sum(each.detach().double().abs().sum() for each in model.parameters())),
+        "steps_per_second": len(working) / (sum(working) + sum(waiting)),
+        "working_seconds": statistics.median(working),
+        "waiting_seconds": statistics.median(waiting),
+        "peak_memory_bytes": peak_memory(device),
+        "gpu_use_percent": gpu_use(device),
+    }
 
 
 def peak_memory(device: Any) -> int | None:
@@ -177,60 +148,40 @@ def gpu_use(device: Any) -> int | None:
 
 
 def run_rank(init_method: str) -> None:
-    """Be one rank: meet the others, train, leave the report."""
-    rank, world_size = identity(init_method)
+    """Be one rank, by the URL where it says which, else by the launcher: meet the others, train, report."""
+    told = {name: values[0] for name, values in parse_qs(urlsplit(init_method).query).items()}
+    rank, world_size = (int(told.get(name) or os.environ[name.upper()]) for name in ("rank", "world_size"))
     device, backend = choose_hardware(os.environ["RALLYPOINT_VERIFY_DEVICE"], rank, world_size)
     patience = timedelta(seconds=float(os.environ["RALLYPOINT_VERIFY_TIMEOUT"]))
     ready_at = time.time()
     dist.init_process_group(backend, init_method=init_method, timeout=patience)
     joined_at = time.time()
+    report: dict[str, object] = {
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "device": str(device),
+        "backend": dist.get_backend(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "ready_at": ready_at,
+        "joined_at": joined_at,
+        "joined_seconds": joined_at - psutil.Process().create_time(),
+    }
     try:
-        outcome = train(dist.get_rank(), device)
-        leave_report(
-            {
-                "rank": dist.get_rank(),
-                "world_size": dist.get_world_size(),
-                "device": str(device),
-                "backend": dist.get_backend(),
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "ready_at": ready_at,
-                "joined_at": joined_at,
-                "joined_seconds": joined_at - psutil.Process().create_time(),
-                "loss_first": outcome.losses[0],
-                "loss_last": outcome.losses[1],
-                "checksum": outcome.checksum,
-                "steps_per_second": len(outcome.working) / (sum(outcome.working) + sum(outcome.waiting)),
-                "working_seconds": statistics.median(outcome.working),
-                "waiting_seconds": statistics.median(outcome.waiting),
-                "peak_memory_bytes": peak_memory(device),
-                "gpu_use_percent": gpu_use(device),
-            }
-        )
+        report |= train(dist.get_rank(), device)
+        path = Path(os.environ["RALLYPOINT_VERIFY_FOLDER"]) / f"rank-{dist.get_rank()}.json"
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(report))
+        draft.replace(path)  # whole, or not there
     finally:
-        leave()
-
-
-def leave() -> None:
-    """Destroy the process group; without it, the end of one rank may look to another like a crash.
-
-    DDP holds the group, and cycles hold DDP. A group that is still held when Python ends aborts it now and
-    then: a thread of gloo's, about to let go of a tensor, finds no Python any more.
-    """
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def leave_report(report: dict[str, object]) -> None:
-    """Whole, or not there."""
-    path = Path(os.environ["RALLYPOINT_VERIFY_FOLDER"]) / f"rank-{report['rank']}.json"
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(report))
-    draft.replace(path)
+        # Without this, the end of one rank may look to another like a crash. DDP holds the group, and cycles
+        # hold DDP. A group that is still held when Python ends aborts it now and then: a thread of gloo's,
+        # about to let go of a tensor, finds no Python any more.
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def run_spawned(rank: int, world_size: int) -> None:
-    """What `torch.multiprocessing.spawn` calls in each process."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     run_rank("env://")
 

@@ -1,78 +1,22 @@
-"""`rallypoint torch plan`: what has to be built to get the libuv server; `scripts` writes the script.
+"""`rallypoint torch plan`: the commands that build torch with the libuv server, as a script for bash. Pure.
 
-A tree that was built before, with the same CUDA and for the same architectures, needs two targets and a copy
-of two libraries. Everything else is a whole build.
+They ask for no password, and install nothing outside of the Python that was named. There is no plan for
+Windows: with MSVC torch's CMake files turn TensorPipe off, and the server with it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Sequence
+from shlex import quote
 from typing import Final
 
-from rallypoint.diagnose.builds.verdicts import architectures, is_on
 from rallypoint.errors import UsageError
 
-_ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
-
-WHOLE_BUILD: Final = "build"
-"""The folder that torch's own build uses, when pip runs it."""
-
-RELEASE: Final = "2.13.0"
-CLONE: Final = f"git clone --recursive --branch v{RELEASE} https://github.com/pytorch/pytorch"
+CLONE: Final = "git clone --recursive --branch v2.13.0 https://github.com/pytorch/pytorch"
 """With submodules: the libuv that is compiled in is in one of them."""
 
-
-class Platform(str, Enum):
-    """The system that a build is for."""
-
-    LINUX = "linux"
-    MACOS = "macos"
-    WINDOWS = "windows"
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """The build that the user asks for."""
-
-    tree: str
-    platform: Platform
-    python: str
-    architectures: tuple[str, ...] = ()
-    """GPU architectures, as TORCH_CUDA_ARCH_LIST names them; none is a build for the CPU alone."""
-    nccl: bool = True
-    jobs: int | None = None
-
-
-@dataclass(frozen=True)
-class TreeFacts:
-    """The source tree as it was found."""
-
-    version: str = ""
-    build: str = "build"
-    """The build folder, as it is called in the tree."""
-    cache: Mapping[str, str] = field(default_factory=dict)
-    """The variables of its CMake cache; empty if it is not configured."""
-    built: bool = False
-    """Whether it holds libraries already."""
-    missing: bool = False
-    """Whether the tree itself is not there yet, and is to be cloned."""
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """The build as the scripts need it."""
-
-    wishes: Wishes
-    facts: TreeFacts
-    options: Mapping[str, str]
-    """CMake options, ON or OFF or a list."""
-    whole: bool
-    """Whether all of torch is built, and not only the two libraries that have to do with the store."""
-    reason: str
-    """Why all of torch is built, or why not."""
+_ARCHITECTURE: Final = re.compile(r"\d{1,2}\.\d[a-z]?(\+PTX)?")
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
@@ -80,66 +24,70 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     parts = tuple(part for part in re.split(r"[,; ]+", text) if part)
     for part in parts:
         if not _ARCHITECTURE.fullmatch(part):
-            raise UsageError(
-                f"--cuda-arch {text}: {part!r} is no architecture",
-                hint="write compute capabilities with commas between them, such as 9.0,12.0",
-            )
+            hint = "write compute capabilities with commas between them, such as 9.0,12.0"
+            raise UsageError(f"--cuda-arch {text}: {part!r} is no architecture", hint=hint)
     return parts
 
 
-def make_plan(wishes: Wishes, facts: TreeFacts) -> BuildPlan:
-    """The plan; `UsageError` for wishes that contradict each other."""
-    if wishes.architectures and wishes.platform is Platform.MACOS:
-        raise UsageError("there is no CUDA for macOS", hint="leave --cuda-arch out")
-    if wishes.jobs is not None and wishes.jobs < 1:
-        raise UsageError(f"--jobs is {wishes.jobs}", hint="write a positive number")
-    options = choose_options(wishes)
-    whole, reason = _extent(options, facts)
-    if whole and facts.build != WHOLE_BUILD:
-        reason = f"{reason}, in the folder {WHOLE_BUILD}; {facts.build} stays as it is"
-        facts = replace(facts, build=WHOLE_BUILD, cache={}, built=False)
-    return BuildPlan(wishes, facts, options, whole, reason)
-
-
-def choose_options(wishes: Wishes) -> dict[str, str]:
-    """The options of CMake that decide about the store, the backends and the GPUs."""
-    cuda = bool(wishes.architectures)
-    windows = wishes.platform is Platform.WINDOWS
-    chosen = {
-        "USE_DISTRIBUTED": True,
-        "USE_TENSORPIPE": not windows,
-        "USE_GLOO": True,
-        "USE_CUDA": cuda,
-        "USE_CUDNN": cuda,
-        "USE_NCCL": cuda and wishes.nccl and wishes.platform is Platform.LINUX,
-    }
-    options = {name: "ON" if on else "OFF" for name, on in chosen.items()}
+def write_plan(tree: str, python: str, architectures: Sequence[str], nccl: bool, jobs: int | None) -> str:
+    """The script for a source tree, which need not be there yet."""
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs is {jobs}", hint="write a positive number")
+    cuda = bool(architectures)
+    switches = {"USE_DISTRIBUTED": True, "USE_TENSORPIPE": True, "USE_GLOO": True}
+    switches |= {"USE_CUDA": cuda, "USE_CUDNN": cuda, "USE_NCCL": cuda and nccl}
+    options = {name: str(int(on)) for name, on in switches.items()}
     if cuda:
-        options["TORCH_CUDA_ARCH_LIST"] = ";".join(wishes.architectures)
-    return options
+        options["TORCH_CUDA_ARCH_LIST"] = ";".join(architectures)
+    variables = {**options, "CMAKE_GENERATOR": "Ninja"} | ({"MAX_JOBS": str(jobs)} if jobs else {})
+    return _SCRIPT.format(
+        tree=quote(tree),
+        python=quote(python),
+        clone=CLONE,
+        nvcc=" nvcc" if cuda else "",
+        exports="\n".join(f"export {name}={quote(value)}" for name, value in variables.items()),
+        flags=" ".join(quote(f"-D{name}={value}") for name, value in options.items()),
+    )
 
 
-def _extent(options: Mapping[str, str], facts: TreeFacts) -> tuple[bool, str]:
-    """Whether it has to be a whole build, and why."""
-    if facts.missing:
-        return True, "the tree is not there yet: it is cloned, and the whole of torch is built"
-    if not facts.built:
-        return True, "nothing is built in it yet: the whole of torch has to be built"
-    changed = [
-        name
-        for name in ("USE_CUDA", "USE_CUDNN", "USE_NCCL")
-        if name in facts.cache and is_on(facts.cache[name]) != (options[name] == "ON")
-    ]
-    before, after = architectures(facts.cache), options.get("TORCH_CUDA_ARCH_LIST", "")
-    if _list(before) != _list(after) and options["USE_CUDA"] == "ON":
-        changed.append(f"the architectures, from {before or 'unknown'} to {after}")
-    if changed:
-        return (
-            True,
-            f"it was built before, but this changes {', '.join(changed)}: all of torch is built again",
-        )
-    return False, "it was built before: torch_cpu and torch_python are enough"
+_SCRIPT: Final = """\
+#!/usr/bin/env bash
+# Builds torch with the libuv server. Stops at the first command that fails; each is printed before it is run.
+set -euxo pipefail
+tree={tree}
+python={python}
 
+# Tools: on Debian and Ubuntu build-essential git cmake ninja-build; on macOS Xcode's command line tools, and
+# git, cmake and ninja from Homebrew. nvcc is CUDA's compiler: architecture 12.0 takes CUDA 12.8 or later.
+for program in git cmake ninja c++{nvcc}; do command -v "$program"; done
+"$python" -c "import rallypoint"  # for the checks at the end
 
-def _list(text: str) -> list[str]:
-    return sorted(part for part in re.split(r"[;, ]+", text) if part)
+# The sources, with submodules: the libuv that is compiled in is the one that TensorPipe carries.
+[ -e "$tree" ] || {clone} "$tree"
+cd "$tree"
+git submodule sync --recursive
+git submodule update --init --recursive
+test -f third_party/tensorpipe/third_party/libuv/include/uv.h
+
+# The Python programs that generate sources. Newer trees list what these need in pyproject.toml (pip 25.1).
+"$python" -m pip install $([ -f requirements.txt ] && echo -r requirements.txt || echo --group dev)
+
+# USE_DISTRIBUTED and USE_TENSORPIPE together define TORCH_USE_LIBUV, which compiles the server in. USE_LIBUV
+# does not: it is an option of gloo. A folder that is configured keeps its options until CMake is told others.
+{exports}
+if [ -f build/CMakeCache.txt ]; then
+  cmake -S . -B build {flags}
+else
+  "$python" setup.py build --cmake-only
+fi
+grep -q TORCH_USE_LIBUV build/build.ninja  # without it, hours of compiling would be for nothing
+
+# All that is not built yet, installed in place: it replaces the torch that this Python has. It takes hours
+# where no compiler cache helps. How far it is: rallypoint torch watch, with the build folder.
+"$python" -m pip install --no-build-isolation -v -e .
+
+# Is it in, does Python load it, and do real trainings come up with it?
+cd /
+"$python" -m rallypoint torch check "$tree" --python "$python"
+"$python" -m rallypoint verify
+"""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from rallypoint.diagnose.builds.packages import BINDINGS, LIBRARIES, is_same_build, library_in
-from rallypoint.diagnose.builds.plan import CLONE, RELEASE, TreeFacts
 from rallypoint.diagnose.builds.verdicts import InstalledCopy
-from rallypoint.errors import RallypointError, UsageError
+from rallypoint.errors import RallypointError
 
 _CACHE: Final = "CMakeCache.txt"
 _ENTRY: Final = re.compile(r"^(\w+):[A-Z]+=(.*)$", re.MULTILINE)
@@ -86,22 +85,6 @@ def built_library(build: Path, names: Sequence[str] = LIBRARIES) -> Path | None:
 def own_package(source: Path) -> Path | None:
     """The folder of torch in a tree, if libraries were installed into it."""
     return source / "torch" if library_in(source / "torch" / "lib") else None
-
-
-def read_facts(path: Path) -> TreeFacts:
-    """The facts of a source tree, which need not be there yet; `UsageError` for any other folder or file."""
-    if not path.exists():
-        return TreeFacts(RELEASE, missing=True)
-    tree = find_tree(path) if is_source(path) else None
-    if tree is None:
-        raise UsageError(
-            f"{path.absolute()} is no source tree of torch",
-            hint=f"name one, or a folder that is not there yet; to get one: {CLONE}",
-        )
-    if tree.build is None:
-        return TreeFacts(tree.version)
-    build = tree.build.relative_to(path) if tree.build.is_relative_to(path) else tree.build.absolute()
-    return TreeFacts(tree.version, str(build), tree.cache, built_library(tree.build) is not None)
 
 
 # What is compiled and installed ----------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from typing import Final
 from rallypoint.client.look import look
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
-from rallypoint.diagnose.doctor.exchange import CARD, Gathered, Participant, gather
+from rallypoint.diagnose.doctor.exchange import CARD, Card, Gathered, Participant, Way, gather
 from rallypoint.diagnose.doctor.network import interfaces_out
-from rallypoint.diagnose.doctor.reachability import Card, Way
 from rallypoint.diagnose.doctor.situation import MOST_RANKS, endpoint_of, leads_elsewhere, number_in
 from rallypoint.diagnose.findings import Finding
 from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError

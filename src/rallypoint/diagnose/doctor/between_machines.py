@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rallypoint.diagnose.doctor.exchange import Gathered
-from rallypoint.diagnose.doctor.reachability import Card
+from rallypoint.diagnose.doctor.exchange import Card, Gathered
 from rallypoint.diagnose.findings import Finding, failure, ok, warning
 from rallypoint.store.machine.addresses import is_loopback
 from rallypoint.text import fine_duration

@@ -6,17 +6,17 @@ torch is asked once, in a process of its own; several findings come from its ans
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
-from rallypoint.diagnose.doctor.defects import defects_of
 from rallypoint.diagnose.doctor.network import use_interface
-from rallypoint.diagnose.doctor.outlook import NO_GPU
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import open_store
-from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknown, warning
+from rallypoint.diagnose.findings import NO_GPU, Finding, Fix, failure, note, ok, unknown, warning
 from rallypoint.errors import RallypointError
 from rallypoint.launch.environment import without_rank
 from rallypoint.pytorch.asking import Answers, ask
@@ -196,3 +196,70 @@ _JUDGES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any], Answers], It
     "plugin": ("torchrun-plug-in", _judge_plugin),
 }
 """For each part, the name of its findings and the judge; in the order of the report."""
+
+
+# Known defects ----------------------------------------------------------------------------------------------
+# Of torch's store and of torchrun: which builds have them, and how to avoid them. A defect that a check finds
+# by trying has no row here.
+
+Version = tuple[int, ...]
+
+_NEWEST: Final[Version] = (1 << 30,)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect of some versions of torch: from `since` on, and before `until`."""
+
+    what: str
+    do: str
+    since: Version = ()
+    until: Version = _NEWEST
+    system: str = ""
+    """The value of `platform.system()`; empty for all."""
+
+
+DEFECTS: Final = (
+    Defect(
+        "On Windows, a TCPStore of torch 1.13 to 2.1 that meets a socket error says only "
+        "\"unmatched '}' in format string\".",
+        "Use a newer torch: 2.3, or a later one with `rallypoint run` (from 2.4 on it asks for libuv).",
+        since=(1, 13),
+        until=(2, 2),
+        system="Windows",
+    ),
+    Defect(
+        "TCPStore does not work in the Windows build of torch 2.2.0: it fails with 'Unknown error'.",
+        "Use a newer torch: `pip install --upgrade torch`.",
+        since=(2, 2),
+        until=(2, 2, 1),
+        system="Windows",
+    ),
+    Defect(
+        "torchrun's agents wait 300 s for each other at the end of a job, whatever you set. They report an "
+        "error if the machines finish further apart, or if the machine that holds the store leaves first.",
+        "Ignore the message if the ranks ended well.",
+        since=(1, 9),
+    ),
+    Defect(
+        "Since torch 2.6, ranks that torchrun restarts share the store with the previous attempt and read "
+        "its keys (addresses and NCCL ids of dead ranks), so --max-restarts often fails.",
+        "Give each attempt a store of its own: `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ...`.",
+        since=(2, 6),
+    ),
+    Defect(
+        "With torchrun's c10d backend, the agent of rank 0 writes MASTER_ADDR only in its first round. A "
+        "machine that joins later waits for it until it times out, and the job fails.",
+        "Use Rallypoint's rendezvous on all machines: `--rdzv-backend=rallypoint`, or `rallypoint run` "
+        "instead of torchrun.",
+    ),
+)
+
+
+def defects_of(version: str, system: str) -> Iterator[Defect]:
+    """The defects of a version of torch, such as `2.6.0+cu124`, on a system."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = tuple(map(int, found[0].split("."))) if found else ()
+    for defect in DEFECTS:
+        if defect.system in ("", system) and defect.since <= numbers < defect.until:
+            yield defect

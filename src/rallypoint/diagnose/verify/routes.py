@@ -41,97 +41,82 @@ class Route:
 
     name: str
     commands: tuple[Command, ...]
-    injected: bool = True
-    """Whether it takes `rallypoint run -- COMMAND` on a torch without libuv."""
-    needs: str = ""
-    """The package that has to be installed."""
     quick: bool = False
     """Whether it is one of the few that stand for all."""
     ranks: int = 2
 
+    @property
+    def injected(self) -> bool:
+        """Whether it takes `rallypoint run` on a torch without libuv: the others name Rallypoint."""
+        return not self._names("rallypoint")
 
-_INIT: Final = "RALLYPOINT_VERIFY_INIT"
-_TORCHRUN: Final = ("-m", "torch.distributed.run")
-# With `--cpu`, or MULTI_CPU in a config file, accelerate starts one process or mpirun. With --multi_gpu it
-# starts torchrun on any device; the script decides by itself where it computes. HF_HOME is where accelerate
-# looks for the user's config, which would change the route.
-_ACCELERATE: Final = (
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
-    *("--mixed_precision", "no", "--dynamo_backend", "no"),
-)
-_ALONE: Final = ("--num_machines", "1", "--main_process_port")
+    @property
+    def needs(self) -> str:
+        """The package that has to be installed."""
+        return "accelerate" if self._names("accelerate") else ""
 
-
-def _single(*arguments: str, **variables: str) -> tuple[Command, ...]:
-    return (Command((*arguments, "{script}"), variables),)
+    def _names(self, package: str) -> bool:
+        return any(package in argument for argument in self.commands[0].arguments)
 
 
-def _pair(*arguments: str, rank: str = "", **variables: str) -> tuple[Command, ...]:
-    """Two commands, with 0 and 1 for the word RANK in variables, and as the value of the option `rank`."""
+def _one(options: str, **variables: str) -> tuple[Command, ...]:
+    return (Command((*options.split(), "{script}"), variables),)
 
-    def command(number: str) -> Command:
-        option = (rank, number) if rank else ()
-        changed = {name: text.replace("RANK", number) for name, text in variables.items()}
-        return Command((*arguments, *option, "{script}"), changed)
+
+def _two(options: str, **variables: str) -> tuple[Command, ...]:
+    """Two commands, with 0 and 1 for the word RANK in options and in variables."""
+
+    def command(rank: str) -> Command:
+        changed = {name: text.replace("RANK", rank) for name, text in variables.items()}
+        return Command((*options.replace("RANK", rank).split(), "{script}"), changed)
 
     return command("0"), command("1")
 
 
-def _accelerate(*arguments: str) -> tuple[Command, ...]:
-    return _single(*_ACCELERATE, *arguments, HF_HOME="{folder}")
-
-
+_INIT: Final = "RALLYPOINT_VERIFY_INIT"
+_TORCHRUN: Final = "-m torch.distributed.run"
+_MEET: Final = "--rdzv-id=verify --rdzv-endpoint=localhost:{port}"
+_C10D: Final = f"{_TORCHRUN} --rdzv-backend=c10d {_MEET}"
+_RALLYPOINT: Final = f"{_TORCHRUN} --rdzv-backend=rallypoint {_MEET}"
 _TWO_RANKS: Final = "--nproc-per-node=2"
-_TWO_NODES: Final = ("--nnodes=2", "--nproc-per-node=1")
-_MEET: Final = ("--rdzv-id=verify", "--rdzv-endpoint=localhost:{port}")
-_C10D: Final = ("--rdzv-backend=c10d", *_MEET)
-_RALLYPOINT: Final = ("--rdzv-backend=rallypoint", *_MEET)
+_TWO_NODES: Final = "--nnodes=2 --nproc-per-node=1"
+# With `--cpu`, or MULTI_CPU in a config file, accelerate starts one process or mpirun. With --multi_gpu it
+# starts torchrun on any device; the script decides by itself where it computes. HF_HOME is where accelerate
+# looks for the user's config, which would change the route.
+_ACCELERATE: Final = (
+    "-m accelerate.commands.launch --multi_gpu --num_processes 2 --mixed_precision no --dynamo_backend no"
+)
+_ALONE: Final = f"{_ACCELERATE} --num_machines 1 --main_process_port"
+_FIRST: Final = "--main_process_ip 127.0.0.1 --main_process_port {port}"
+_HOME: Final = {"HF_HOME": "{folder}"}
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "env",
-        _pair(RANK="RANK", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}"),
+        _two("", RANK="RANK", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}"),
         quick=True,
     ),
-    Route("tcp", _pair(**{_INIT: "tcp://localhost:{port}?rank=RANK&world_size=2"})),
-    Route("file", _pair(**{_INIT: "file://{folder}/meeting?rank=RANK&world_size=2"})),
-    Route("spawn", _single(RALLYPOINT_VERIFY_SPAWN="2", MASTER_ADDR="localhost", MASTER_PORT="{port}")),
-    Route("torchrun-standalone", _single(*_TORCHRUN, "--standalone", _TWO_RANKS), quick=True),
-    Route("torchrun-static", _single(*_TORCHRUN, "--master-port={port}", _TWO_RANKS)),
+    Route("tcp", _two("", **{_INIT: "tcp://localhost:{port}?rank=RANK&world_size=2"})),
+    Route("file", _two("", **{_INIT: "file://{folder}/meeting?rank=RANK&world_size=2"})),
+    Route("spawn", _one("", RALLYPOINT_VERIFY_SPAWN="2", MASTER_ADDR="localhost", MASTER_PORT="{port}")),
+    Route("torchrun-standalone", _one(f"{_TORCHRUN} --standalone {_TWO_RANKS}"), quick=True),
+    Route("torchrun-static", _one(f"{_TORCHRUN} --master-port={{port}} {_TWO_RANKS}")),
     Route(
         "torchrun-static-2",
-        _pair(
-            *(*_TORCHRUN, *_TWO_NODES, "--master-addr=127.0.0.1", "--master-port={port}"), rank="--node-rank"
-        ),
+        _two(f"{_TORCHRUN} {_TWO_NODES} --master-addr=127.0.0.1 --master-port={{port}} --node-rank RANK"),
     ),
-    Route("torchrun-c10d", _single(*_TORCHRUN, *_C10D, _TWO_RANKS)),
-    Route("torchrun-c10d-2", _pair(*_TORCHRUN, *_C10D, *_TWO_NODES)),
-    Route("torchrun-rallypoint", _single(*_TORCHRUN, *_RALLYPOINT, _TWO_RANKS), injected=False, quick=True),
-    Route("torchrun-rallypoint-2", _pair(*_TORCHRUN, *_RALLYPOINT, *_TWO_NODES), injected=False),
-    Route("accelerate", _accelerate(*_ALONE, "0"), needs="accelerate", quick=True),
-    Route("accelerate-port", _accelerate(*_ALONE, "{port}"), needs="accelerate"),
-    Route(
-        "accelerate-2",
-        _pair(
-            *(*_ACCELERATE, "--num_machines", "2"),
-            *("--main_process_ip", "127.0.0.1", "--main_process_port", "{port}"),
-            rank="--machine_rank",
-            HF_HOME="{folder}",
-        ),
-        needs="accelerate",
-    ),
-    Route(
-        "accelerate-rallypoint",
-        _accelerate("--rdzv_backend", "rallypoint", *_ALONE, "0"),
-        needs="accelerate",
-        injected=False,
-    ),
-    Route("rallypoint-run", _single("-m", "rallypoint", "run", _TWO_RANKS), injected=False),
+    Route("torchrun-c10d", _one(f"{_C10D} {_TWO_RANKS}")),
+    Route("torchrun-c10d-2", _two(f"{_C10D} {_TWO_NODES}")),
+    Route("torchrun-rallypoint", _one(f"{_RALLYPOINT} {_TWO_RANKS}"), quick=True),
+    Route("torchrun-rallypoint-2", _two(f"{_RALLYPOINT} {_TWO_NODES}")),
+    Route("accelerate", _one(f"{_ALONE} 0", **_HOME), quick=True),
+    Route("accelerate-port", _one(f"{_ALONE} {{port}}", **_HOME)),
+    Route("accelerate-2", _two(f"{_ACCELERATE} --num_machines 2 {_FIRST} --machine_rank RANK", **_HOME)),
+    Route("accelerate-rallypoint", _one(f"{_ALONE} 0 --rdzv_backend rallypoint", **_HOME)),
+    Route("rallypoint-run", _one(f"-m rallypoint run {_TWO_RANKS}")),
 )
 
-ONE_GPU: Final = Route(
-    "torchrun-nccl", _single(*_TORCHRUN, *_RALLYPOINT, "--nproc-per-node=1"), injected=False, ranks=1
-)
+ONE_GPU: Final = Route("torchrun-nccl", _one(f"{_RALLYPOINT} --nproc-per-node=1"), ranks=1)
 """One rank with NCCL, for machines with one GPU: NCCL refuses two ranks on one."""
 
 BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in (*ROUTES, ONE_GPU)}

@@ -1,8 +1,7 @@
 """Trainings: their environment, their processes, and the end of all of them.
 
-Each training has a folder of its own. Its ranks leave their reports there, and all of its processes have the
-path of the folder in their environment. No process outlives its training: launchers get time to end their
-ranks, then every process with that path is killed.
+Each training has a folder, where its ranks leave their reports. All of its processes have the path of the
+folder in their environment, so none outlives its training: those with that path are killed in the end.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -70,11 +69,11 @@ class Result:
     """The result of one training. It was good if there are no problems; warnings do not count."""
 
     route: str
-    build: Build
+    build: Build = field(metadata={"json": "torch"})
     seconds: float
     came_up_seconds: float | None
     """From the start of the command until all ranks had met; None if they did not."""
-    reports: tuple[RankReport, ...]
+    reports: tuple[RankReport, ...] = field(metadata={"json": "ranks"})
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     hint: str
@@ -90,21 +89,17 @@ class Result:
 def find_equipment() -> Equipment:
     """Ask torch for it. RallypointError if torch is missing or cannot be used."""
     if find_spec("torch") is None:
-        raise RallypointError(
-            "torch is not installed for this Python",
-            hint=f"install it for {sys.executable}: pip install torch",
-        )
+        hint = f"install it for {sys.executable}: pip install torch"
+        raise RallypointError("torch is not installed for this Python", hint=hint)
     answers = asking.ask(("torch", "devices"), _clean(os.environ), _EXAMINATION_SECONDS)
     problem = answers.error_of("torch") or answers.error_of("devices")
     if problem:
         raise RallypointError(f"torch cannot be imported: {problem}", hint="try python -c 'import torch'")
-    torch, devices = answers.parts["torch"], answers.parts["devices"]["devices"]
-    if "gloo" not in torch["backends"]:
-        raise RallypointError(
-            f"torch {torch['version']} was built without gloo", hint="install another build"
-        )
-    gpus = tuple(device["name"] for device in devices)
-    return Equipment(torch["version"], "nccl" in torch["backends"], gpus)
+    version, backends = answers.parts["torch"]["version"], answers.parts["torch"]["backends"]
+    if "gloo" not in backends:
+        raise RallypointError(f"torch {version} was built without gloo", hint="install another build")
+    gpus = tuple(device["name"] for device in answers.parts["devices"]["devices"])
+    return Equipment(version, "nccl" in backends, gpus)
 
 
 def is_missing(route: Route) -> bool:
@@ -126,12 +121,14 @@ def run(route: Route, build: Build, setting: TrainingSettings) -> Result:
 def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
     with tempfile.TemporaryDirectory(prefix="rallypoint-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        commands = _fill(route, folder)
+        words = {"script": str(SCRIPT), "folder": name, "port": str(free_port())}
+        commands = [command.fill(words) for command in route.commands]
         environ = environment_for(route, build, setting, folder)
         launched_at, began = time.time(), time.monotonic()
         with (folder / "log").open("wb") as log, _started(commands, environ, log) as processes:
             ending = _await(processes, setting.seconds)
-        reports = _read_reports(folder)
+        found = (from_text(RankReport, file.read_text()) for file in folder.glob("rank-*.json"))
+        reports = tuple(sorted(found, key=lambda report: report.rank))
         log_end = (folder / "log").read_text(errors="replace")[-_LOG_CHARACTERS:]
     problems = verdict.problems_of(route.ranks, ending, reports)
     came_up_at = max((report.joined_at for report in reports), default=0.0)
@@ -140,7 +137,7 @@ def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
         build=build,
         seconds=time.monotonic() - began,
         came_up_seconds=came_up_at - launched_at if len(reports) == route.ranks else None,
-        reports=tuple(reports),
+        reports=reports,
         problems=tuple(problems),
         warnings=tuple(verdict.warnings_of(launched_at, reports)),
         hint=verdict.hint_for(problems, log_end) if problems else "",
@@ -148,27 +145,20 @@ def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
     )
 
 
-def _fill(route: Route, folder: Path) -> list[Command]:
-    words = {"script": str(SCRIPT), "folder": str(folder), "port": str(free_port())}
-    return [command.fill(words) for command in route.commands]
-
-
-def _read_reports(folder: Path) -> list[RankReport]:
-    files = folder.glob("rank-*.json")
-    return sorted((from_text(RankReport, file.read_text()) for file in files), key=lambda each: each.rank)
-
-
 # The environment -------------------------------------------------------------------------------------------
 
 
 def environment_for(route: Route, build: Build, setting: TrainingSettings, folder: Path) -> dict[str, str]:
     """The variables of all commands of a training, before those that each command adds."""
-    # With the fault handler the log shows where a rank was when it crashed.
-    environ = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **_clean(os.environ)}
-    environ[FOLDER] = str(folder)
-    environ["RALLYPOINT_VERIFY_DEVICE"] = setting.device
-    # Ranks give up before they are ended, so that the log says what they waited for.
-    environ["RALLYPOINT_VERIFY_TIMEOUT"] = str(setting.seconds * 0.75)
+    environ = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # the log shows where a rank was when it crashed
+        **_clean(os.environ),
+        FOLDER: str(folder),
+        "RALLYPOINT_VERIFY_DEVICE": setting.device,
+        # Ranks give up before they are ended, so that the log says what they waited for.
+        "RALLYPOINT_VERIFY_TIMEOUT": str(setting.seconds * 0.75),
+    }
     if setting.use_libuv is not None:
         environ["USE_LIBUV"] = setting.use_libuv
     if route.injected:
@@ -188,11 +178,11 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 # Processes -------------------------------------------------------------------------------------------------
 
+_Processes = Sequence[subprocess.Popen[bytes]]
+
 
 @contextmanager
-def _started(
-    commands: Sequence[Command], environ: Mapping[str, str], log: BinaryIO
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _started(commands: Sequence[Command], environ: Mapping[str, str], log: BinaryIO) -> Iterator[_Processes]:
     """The processes of the commands; after the block, none of them and of their descendants is left."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -211,52 +201,45 @@ def _started(
         _end(processes, environ[FOLDER])
 
 
-def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> ProcessEnding:
+def _await(processes: _Processes, seconds: float) -> ProcessEnding:
     """How they ended. Once one has failed, the others get little time."""
     until, failed = time.monotonic() + seconds, False
     # Polling is the one way to wait for several processes that every system has.
-    while None in (codes := _codes(processes)) and time.monotonic() < until:
+    while None in (codes := tuple(each.poll() for each in processes)) and time.monotonic() < until:
         if any(codes) and not failed:
             failed, until = True, min(until, time.monotonic() + _AFTER_FAILURE_SECONDS)
         time.sleep(_POLL_SECONDS)
     return ProcessEnding(codes, seconds if None in codes and not any(codes) else None)
 
 
-def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int | None, ...]:
-    """The exit codes of all; None for a process that is running."""
-    return tuple(process.poll() for process in processes)
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]], folder: str) -> None:
+def _end(processes: _Processes, folder: str) -> None:
+    """End all processes of a training. One that hangs in the kernel is waited for some seconds only."""
     try:  # launchers put their ranks into groups of their own, and end them if they are asked to end
         for process in processes:
             process.terminate()
-        until = time.monotonic() + _GRACE_SECONDS
-        while None in _codes(processes) and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
+        _poll(lambda: any(process.poll() is None for process in processes))
     finally:  # a second Ctrl-C comes here at once
-        _kill_all(folder)
+        _poll(lambda: _kill_all(folder))
         for process in processes:
             process.kill()
             process.wait()
 
 
-def _kill_all(folder: str) -> None:
-    """Kill the processes of a training until none is found: one of them may just have started another.
-
-    A process that hangs in the kernel dies only when that lets go of it, so there is an end to waiting.
-    """
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while (found := list(_processes_of(folder))) and time.monotonic() < deadline:
-        for process in found:
-            with suppress(psutil.Error):
-                process.kill()
+def _poll(is_left: Callable[[], bool]) -> None:
+    until = time.monotonic() + _GRACE_SECONDS
+    while is_left() and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
 
 
-def _processes_of(folder: str) -> Iterator[psutil.Process]:
-    """The processes whose environment names the folder; those of other users do not show it."""
+def _kill_all(folder: str) -> bool:
+    """Kill the processes whose environment names the folder; those of other users do not show it.
+
+    Whether there was one: it may just have started another.
+    """
+    found = False
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.environ().get(FOLDER) == folder:
-                yield process
+                found = True
+                process.kill()
+    return found

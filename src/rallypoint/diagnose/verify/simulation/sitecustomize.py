@@ -21,17 +21,14 @@ def _change_store() -> None:
     def make_and_change() -> Any:
         made = make()
         if made:
-            _replace_constructor()
+            _replace_constructor(core, sys.modules["torch._C._distributed_c10d"])
         return made
 
     core._c10d_init = make_and_change
 
 
-def _replace_constructor() -> None:
-    core: Any = sys.modules["torch._C"]
-    store: Any = sys.modules["torch._C._distributed_c10d"].TCPStore
-    init = store.__init__
-    broken = os.environ["RALLYPOINT_SIMULATE"] == "broken"
+def _replace_constructor(core: Any, c10d: Any) -> None:
+    init, broken = c10d.TCPStore.__init__, os.environ["RALLYPOINT_SIMULATE"] == "broken"
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
         if broken:
@@ -40,7 +37,7 @@ def _replace_constructor() -> None:
             raise core._DistStoreError("use_libuv was requested but PyTorch was built without libuv support")
         init(self, *args, **kwargs)
 
-    store.__init__ = refuse
+    c10d.TCPStore.__init__ = refuse
 
 
 after_import("torch._C", _change_store)

@@ -159,7 +159,7 @@ def test_what_a_link_leads_to_is_rotated(tmp_path: Path) -> None:
 
 @needs_posix
 def test_a_full_disk_is_told_once_and_delays_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "rallypoint.store.server"):
+    with caplog.at_level(logging.WARNING, "rallypoint.server"):
         log = EventLog(Path("/dev/full"))
         for event in _numbered(range(1_000)):
             log.put(event)

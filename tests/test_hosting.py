@@ -445,7 +445,7 @@ def test_a_server_that_was_killed_is_an_error_and_then_close_still_works() -> No
 
 
 def test_the_start_is_logged_and_the_end_of_a_block_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="rallypoint.store.server"), master() as store:
+    with caplog.at_level("INFO", logger="rallypoint.server"), master() as store:
         server = server_of(os.getpid())
     assert is_gone(server)
     (line,) = (record.getMessage() for record in caplog.records if "store server on" in record.getMessage())

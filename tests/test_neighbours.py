@@ -317,14 +317,15 @@ def test_a_child_that_fails(
         else:
             loop.stop()
 
-    with caplog.at_level(logging.DEBUG, "rallypoint.store.server"):
+    with caplog.at_level(logging.DEBUG, "rallypoint.server"):
         neighbours.ask(on_done)
         turn()
         run(loop, neighbours)
     assert answers == [{}] * 2
+    assert neighbours.timed_out == (trouble == "timed out"), "that says nothing of any client"
     assert trouble != "timed out" or len(turns) > 4, "the loop goes on meanwhile"
     assert set(psutil.Process().children()) <= before, "nothing is left behind"
-    (logged,) = (each for each in caplog.records if each.name == "rallypoint.store.server")  # once
+    (logged,) = (each for each in caplog.records if each.name == "rallypoint.server")  # once
     assert logged.levelno == logging.DEBUG
     assert trouble in logged.getMessage()
 

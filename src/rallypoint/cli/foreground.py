@@ -21,7 +21,7 @@ from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.server.process.binding import addresses_for, listen
 from rallypoint.store.server.process.startup import door_for
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 BACKEND = Argument(
     "--backend",

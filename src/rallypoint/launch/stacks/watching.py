@@ -41,7 +41,7 @@ from rallypoint.store.rollcall.question import STALL, STALL_BYTES, Question
 from rallypoint.store.server.process.hosting import HostedServer, host_server
 from rallypoint.text import duration, printable_lines
 
-logger = logging.getLogger("rallypoint.launch.stacks")
+logger = logging.getLogger("rallypoint.stacks")
 
 _STORE_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 2.0

@@ -30,7 +30,7 @@ from rallypoint.store.server.process.line import Order
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 
-logger = logging.getLogger("rallypoint.store.relay")
+logger = logging.getLogger("rallypoint.relay")
 
 
 class Passenger(Client):
@@ -152,7 +152,7 @@ def main() -> None:
 
 def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump[Any]:
     if order["quiet"]:
-        logging.getLogger("rallypoint.store.relay").setLevel(logging.ERROR)
+        logging.getLogger("rallypoint.relay").setLevel(logging.ERROR)
     upstream = find_upstream(
         [(host, port) for host, port in order["places"]], order["seconds"], order["store"]
     )

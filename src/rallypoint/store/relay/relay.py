@@ -25,7 +25,7 @@ from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.sessions import TOKEN_BYTES
 
-logger = logging.getLogger("rallypoint.store.relay")
+logger = logging.getLogger("rallypoint.relay")
 
 _REFUSED: Final = reason_of(errno.ECONNREFUSED)
 _REFUSED_SECONDS = 5.0

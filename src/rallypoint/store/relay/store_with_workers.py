@@ -42,7 +42,7 @@ from rallypoint.store.server.process.line import ANSWER_MARK, Order
 from rallypoint.store.server.reporting.events import Events
 from rallypoint.text import counted
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 WORKER_PROCESS: Final = ServerKind("worker", "rallypoint.store.relay.worker")
 

@@ -36,7 +36,7 @@ from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.server.process.binding import BACKLOG
 from rallypoint.text import duration
 
-logger = logging.getLogger("rallypoint.store.replica")
+logger = logging.getLogger("rallypoint.replica")
 
 _MOST_NAMED = 100
 """Of the stores, in a snapshot."""

@@ -26,7 +26,7 @@ from rallypoint.store.server.loops.pump import about_this_process, stop_on_signa
 from rallypoint.store.server.process.binding import reserve_again
 from rallypoint.store.wire.limits import Limits
 
-logger = logging.getLogger("rallypoint.store.replica")
+logger = logging.getLogger("rallypoint.replica")
 
 _LOOK_SECONDS = 0.1
 _ANNOUNCE_SECONDS = 1.0

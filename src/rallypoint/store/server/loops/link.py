@@ -17,7 +17,7 @@ from rallypoint.store.core.clients import ClientT
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.server.loops.loop import Loop
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 # A buffer for a read, whatever comes, has to be made and cut to size. One of this length is the
 # interpreter's own to give, with its header; a longer one is the C library's, and costs more.

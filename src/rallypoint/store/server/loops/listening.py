@@ -19,7 +19,7 @@ try:
 except ImportError:  # it is not compiled, or not for this system
     accept_some = None  # type: ignore[assignment]
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 _ACCEPT_AT_ONCE = 1024
 _NOT_NOW = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}

@@ -15,7 +15,7 @@ from rallypoint.store.core.turn import Durations, Turn
 if TYPE_CHECKING:
     from rallypoint.store.server.loops.native import Sending
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 Callback = Callable[[], None]
 

@@ -38,7 +38,7 @@ from rallypoint.store.server.reporting.neighbours import ProcessNames
 if TYPE_CHECKING:
     from rallypoint.store.server.loops.guarded import Door
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 TICK_SECONDS = 1.0
 """How often handshakes are checked against their deadline, a paused accept is tried again, and clients are

@@ -29,7 +29,7 @@ from rallypoint.store.machine.addresses import (
 )
 from rallypoint.store.machine.ports import accept_backlog, holder_of
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 BACKLOG = 65_535
 """How many clients may wait to be accepted; the system cuts it down to what it allows for one socket."""

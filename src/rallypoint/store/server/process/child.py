@@ -23,7 +23,7 @@ from rallypoint.store.server.process.startup import EVENTS_VARIABLE, door_for, s
 from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 _FOR_RANKS = ("SIGINT", "SIGBREAK", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals of a terminal and of schedulers, which send them to every process of a job."""

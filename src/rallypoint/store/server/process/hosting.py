@@ -34,7 +34,7 @@ from rallypoint.store.server.process.line import ANSWER_MARK, END_NOW, give, pip
 from rallypoint.store.server.process.startup import limits_of_environment
 from rallypoint.store.wire.limits import Limits
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 START_SECONDS = 60.0
 """How long a child may take to be ready; a loaded machine needs seconds to start an interpreter."""

@@ -24,7 +24,7 @@ from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.wire.limits import Limits
 from rallypoint.text import counted, printable_lines
 
-_LOGGER = "rallypoint.store.server"
+_LOGGER = "rallypoint.server"
 _LINE_CHARACTERS = 3_000
 _MOST_LINES = 1_000
 _FINISH_SECONDS = 1.0

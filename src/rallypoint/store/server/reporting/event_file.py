@@ -31,7 +31,7 @@ from rallypoint.store.machine.open_files import open_movable
 from rallypoint.store.rollcall.events import Event, Lost, to_line
 from rallypoint.text import counted
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 MOST_PENDING: Final = 1 << 17
 """Events that wait to be written; those beyond are dropped."""

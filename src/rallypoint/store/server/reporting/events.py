@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # most servers write no events, and are up sooner without the
     from rallypoint.store.rollcall.events import Event, SnapshotChanges
     from rallypoint.store.server.reporting.event_file import EventLog
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 _LOOKING_SHARE: Final = 20
 """Following the clients behind relays takes no more than a twentieth of the time."""

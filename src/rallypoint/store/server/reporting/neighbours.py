@@ -23,7 +23,7 @@ from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, Source
 from rallypoint.store.server.loops.loop import Loop
 
-logger = logging.getLogger("rallypoint.store.server")
+logger = logging.getLogger("rallypoint.server")
 
 LIMIT_SECONDS: Final = 5.0
 """How long a look may take. With thousands of sockets it takes less than one."""
@@ -87,6 +87,8 @@ class Neighbours:
         self._found: Found = {}
         self.began = 0.0
         """When the look began that has found what is told, by `time.monotonic`: see `ask`."""
+        self.timed_out = False
+        """Whether that look was given up, as on a machine that is too busy: it says nothing of any client."""
         self._look: _Look | None = None
         self._rests_until = 0.0
         self._has_failed = False
@@ -124,7 +126,7 @@ class Neighbours:
             on_done(self._found)
 
     def _take(self, look: _Look) -> None:
-        self.began, self._found = look.began, look.found
+        self.began, self.timed_out, self._found = look.began, look.timed_out, look.found
         self._rests_until = time.monotonic() + self._pause_seconds
         if look.trouble and not self._has_failed:
             self._has_failed = True
@@ -143,6 +145,7 @@ class _Look(threading.Thread):
         self.began = time.monotonic()
         self.found: Found = {}
         self.trouble = ""
+        self.timed_out = False
         try:
             self.start()
         except RuntimeError as error:  # the system has no thread to give
@@ -153,6 +156,7 @@ class _Look(threading.Thread):
             self.found = _read(self._output())
         except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
             self.trouble = str(error)
+            self.timed_out = isinstance(error, subprocess.TimeoutExpired)
 
     def _output(self) -> bytes:
         with subprocess.Popen(
@@ -219,7 +223,7 @@ class ProcessNames:
                 continue  # the process that was found may be another one, which had this address before
             address, _, port = client.peer.rpartition(":")
             process = found.get((address, int(port)))
-            client.tries += 1
+            client.tries += not self._neighbours.timed_out
             if process is not None and client.who is NOBODY and client in self._core.clients:
                 self._core.clients.name(client, _identity(self._core.about.host, process))
         if len(clients) > _NAMED_AT_ONCE:

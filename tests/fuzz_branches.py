@@ -15,8 +15,9 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
 MARKED = (
-    *("codec", "text", "wire", "engine", "rollcall", "server.core", "relay.core", "stores.client.connection"),
-    *("stores.client.look", "launch.rendezvous.roster", "watch.timeline", "explain"),
+    *("codec", "text", "store.wire", "store.engine", "store.rollcall", "store.core", "store.relay.core"),
+    "store.connect.connection",
+    *("client.look", "launch.rendezvous.roster", "watch.timeline", "explain"),
 )
 """The modules and packages of Rallypoint that get marks: all that read foreign bytes, and what they call."""
 

@@ -177,7 +177,7 @@ class Stage:
         for client in self._core.clients:
             read = client._parser
             assert read is not None
-            kept = len(read._kept) + sum(map(len, read._blobs if read._form is not None else ()))
+            kept = len(read._kept) + sum(map(len, read._blobs if read._spec is not None else ()))
             if read._atom == parser._HANDSHAKE:
                 kept = 0  # less than a VALIDATE
             said = client._unserved

@@ -1,4 +1,4 @@
-"""The byte pump: it drives a core with sockets. `store/core/front.py` says what a driver does.
+"""The byte pump: it drives a core with sockets. `store/core/server_core.py` says what a driver does.
 
 A backend only says when a socket can be read or written, and runs the loop. The rest is here and in `link`:
 one read for what has come, one write per read, bounded buffers for clients that do not read, and no name

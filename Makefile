@@ -49,26 +49,26 @@ check: $(STAMP)       ## lint and types
 
 # The wheel is compiled beside the tests, and only if something has changed.
 $(COMPILED): $(shell find src -name '*.py' -o -name '*.pyx') hatch_build.py pyproject.toml | $(STAMP) tools
-	$(BIN)/python tests/compiled.py build
+	$(BIN)/python tests/tools/compiled.py build
 	touch $@
 
 test-pure: check tools
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
 
 test: test-pure $(COMPILED) ## lint, types and all tests but the slow ones; those of the core compiled as well
-	$(BIN)/python tests/compiled.py test $(SIDE_BY_SIDE)
+	$(BIN)/python tests/tools/compiled.py test $(SIDE_BY_SIDE)
 
 test-all: check tools $(COMPILED) ## all tests: the whole matrix of launches as well; then compiled, on Windows and with other Pythons
 	$(BIN)/pytest $(SIDE_BY_SIDE)
-	$(BIN)/python tests/compiled.py test --simulations $(SIDE_BY_SIDE)
+	$(BIN)/python tests/tools/compiled.py test --simulations $(SIDE_BY_SIDE)
 	$(BIN)/python tests/on_windows.py test --may-skip
-	$(BIN)/python tests/pythons.py
+	$(BIN)/python tests/tools/pythons.py
 
 test-windows: $(STAMP) ## tests in a Python for Windows under Wine, with torch's own wheel; as root, on Debian
 	$(BIN)/python tests/on_windows.py test
 
 test-pythons: $(STAMP) ## the part without torch with each Python from 3.10 to 3.14 that can be had here
-	$(BIN)/python tests/pythons.py
+	$(BIN)/python tests/tools/pythons.py
 
 # Not --quiet: warnings would not count then.
 docs: $(VENV)/.docs   ## the pages of docs/ as a site in build/site; a dead link fails
@@ -81,17 +81,17 @@ bench-full: $(STAMP) tools ## all measurements in full, to 98,304 ranks, and the
 	$(BIN)/rallypoint bench all --json docs/benchmarks.json
 	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
 
-explain-score: $(STAMP) ## how well explain does on the logs of tests/corpus that nobody works with
-	$(BIN)/python tests/explain_score.py
+explain-score: $(STAMP) ## how well explain does on the logs of tests/explain/corpus that nobody works with
+	$(BIN)/python tests/tools/explain_score.py
 
 fuzz: $(STAMP)        ## 10,000,000 hostile streams, or STREAMS=..., on all cores; goes on where it was stopped
-	$(BIN)/python tests/fuzz.py --streams $(STREAMS)
+	$(BIN)/python tests/tools/fuzz.py --streams $(STREAMS)
 
 simulate: $(STAMP)    ## relays on a failing network, with 20,000 seeds, or SEEDS=...
-	$(BIN)/python tests/simulation.py --seeds $(SEEDS)
+	$(BIN)/python tests/tools/simulation.py --seeds $(SEEDS)
 
 chaos: $(STAMP) tools ## real jobs under faults, for 10 minutes, or SECONDS=... SEED=...; as root, on Linux
-	$(BIN)/python tests/chaos.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/tools/chaos.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 clean:                ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

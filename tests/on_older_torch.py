@@ -4,7 +4,7 @@
 
 Their wheels for Windows need no CUDA, which those for Linux do: gigabytes. Each is downloaded and unpacked,
 not installed, to C:\\torch of the environment that `tests/on_windows.py` makes, and comes first on the path
-of `tests/test_torch_clients.py` and `tests/windows/test_older_torch.py`.
+of `tests/client/test_torch_clients.py` and `tests/windows/test_older_torch.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from windows.wine import DRIVE
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _RELEASES = ("2.4.1", "2.6.0", "2.8.0", "2.11.0")
-_MODULES = ("tests/test_torch_clients.py", "tests/windows/test_older_torch.py")
+_MODULES = ("tests/client/test_torch_clients.py", "tests/windows/test_older_torch.py")
 _ON_WINDOWS = [sys.executable, str(_PROJECT / "tests/on_windows.py"), "run", "--seconds", "900"]
 
 

@@ -215,6 +215,20 @@ def test_named_files_exist() -> None:
     assert [each for each in named if not (_ROOT / each[1]).exists()] == []
 
 
+_PLACE = re.compile(r"`(?P<file>[a-z_]+(?:/[a-z_]+)*\.pyx?)(?::(?P<name>\w+))?`")
+
+
+def test_places_in_the_code_exist() -> None:
+    """The architecture names files by the end of their path, and what is defined in them."""
+    files = {path.relative_to(_ROOT).as_posix(): path for path in _ROOT.glob("[st]*/**/*.py*")}
+    for place in _PLACE.finditer((_DOCS / "concepts/architecture.md").read_text()):
+        found = [path for name, path in files.items() if f"/{name}".endswith(f"/{place['file']}")]
+        found += [_ROOT / place["file"]] * (_ROOT / place["file"]).is_file()
+        assert found, place[0]
+        defined = re.compile(rf"^ *(?:(?:async )?def |class )?{place['name']}\b", re.MULTILINE)
+        assert not place["name"] or any(defined.search(path.read_text()) for path in found), place[0]
+
+
 def test_nobody_is_told_to_install_it_from_an_index() -> None:
     """The README installs it from a clone, with `.` and `'.[web]'`, and promises no index."""
     told = re.compile(r"pip install (-\S+ )*'?rallypoint\b(?!-)")

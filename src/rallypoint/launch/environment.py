@@ -90,9 +90,14 @@ _OF_A_RANK = frozenset(
 )
 
 
+def is_of_a_rank(name: str) -> bool:
+    """Whether a variable says which rank of which job a process is."""
+    return name in _OF_A_RANK or name.startswith("TORCHELASTIC_")
+
+
 def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without another launcher's variables of a rank: for a launcher of other ranks."""
-    dropped = {name for name in environ if name in _OF_A_RANK or name.startswith("TORCHELASTIC_")}
+    dropped = {name for name in environ if is_of_a_rank(name)}
     if STORE_VARIABLE in environ:  # else the relay's variable is the user's choice for `rallypoint run`
         dropped |= {RELAY_VARIABLE, STORE_VARIABLE}
     return {name: value for name, value in environ.items() if name not in dropped}

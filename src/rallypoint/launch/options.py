@@ -27,7 +27,7 @@ from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.schedulers.placement import Placement
 from rallypoint.launch.stacks.switch import STALL_SECONDS, STALL_VARIABLE, signals_of
 from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
-from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE
+from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, PRELOAD_VARIABLE, START_VARIABLE
 from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.store.server.loops.backend import parse_switch
@@ -362,6 +362,22 @@ class Settings:
     )
     client: Setting[str] = _choice(
         "auto|torch|python", "Which client talks to the store.", CLIENT_VARIABLE, for_processes=True
+    )
+    start: Setting[str] = _choice(
+        "auto|fork|spawn",
+        "How ranks are started: fork, from one process that has imported torch, which saves each rank the "
+        "import; spawn, as torchrun does; auto, fork on Linux.",
+        START_VARIABLE,
+        for_processes=True,
+    )
+    preload: Setting[str] = _row(
+        "MODULE,...",
+        _like(r"[\w.]+(\s*,\s*[\w.]+)*"),
+        "",
+        "More modules to import before ranks are forked.",
+        PRELOAD_VARIABLE,
+        repeats=True,
+        for_processes=True,
     )
     stacks: Setting[str] = _row(
         "on|off|SIGNAL,...",

@@ -16,6 +16,8 @@ from rallypoint.errors import UsageError
 
 PATCH_VARIABLE = "RALLYPOINT_PATCH"
 CLIENT_VARIABLE = "RALLYPOINT_CLIENT"
+START_VARIABLE = "RALLYPOINT_START"
+PRELOAD_VARIABLE = "RALLYPOINT_PRELOAD"
 
 
 class Patch(str, Enum):
@@ -38,7 +40,17 @@ class ClientChoice(str, Enum):
     PYTHON = "python"
 
 
-_Switch = TypeVar("_Switch", Patch, ClientChoice)
+class Start(str, Enum):
+    """How torchrun's agent starts ranks."""
+
+    AUTO = "auto"
+    """By a fork, on Linux."""
+
+    FORK = "fork"
+    SPAWN = "spawn"
+
+
+_Switch = TypeVar("_Switch", Patch, ClientChoice, Start)
 
 
 def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
@@ -51,6 +63,12 @@ def client_of(environ: Mapping[str, str] = os.environ) -> ClientChoice:
     return parse_choice(
         ClientChoice, environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}"
     )
+
+
+def start_of(environ: Mapping[str, str] = os.environ) -> Start:
+    """What RALLYPOINT_START says; UsageError if it says nothing that is known. By default torchrun spawns."""
+    text = environ.get(START_VARIABLE) or "spawn"
+    return parse_choice(Start, text, f"the variable {START_VARIABLE}")
 
 
 def enabling_file() -> Path:

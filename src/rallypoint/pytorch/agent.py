@@ -9,19 +9,23 @@ uses what is not there.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
+from rallypoint.pytorch.forking import can_fork, forked_ranks, preload_reported, prepare_template
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
+_THREADS = "OMP_NUM_THREADS"
 _DEVICES = "--nproc-per-node=devices"
 
 _GRACE_SECONDS = 2.0  # for ranks that want to end in order
@@ -31,16 +35,22 @@ _PARTING_SECONDS = 0.5  # for the agent, once they have ended
 _CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT))
 
 
-def end_with_launcher() -> None:
-    """From now on, end this agent and its ranks when the launcher that started it is gone.
-
-    Not what ranks have started in sessions of their own: torchrun leaves that alone, too.
-    """
+def take_lifeline() -> int:
+    """The pipe from the launcher, whose secret is taken from it; -1 without one."""
     given = read_handover(os.environ)
     if given.lifeline >= 0:
         os.environ.update(given._replace(lifeline=-1).variables())  # it is not for the ranks
         _take_secret(given.lifeline)
-        threading.Thread(target=_outlive_briefly, args=(given.lifeline,), daemon=True).start()
+    return given.lifeline
+
+
+def end_with_launcher(lifeline: int) -> None:
+    """From now on, end this agent and its ranks when the launcher that started it is gone.
+
+    Not what ranks have started in sessions of their own: torchrun leaves that alone, too.
+    """
+    if lifeline >= 0:
+        threading.Thread(target=_outlive_briefly, args=(lifeline,), daemon=True).start()
 
 
 def _take_secret(pipe: int) -> None:
@@ -67,7 +77,7 @@ def _kill_ranks() -> None:
 
     for child in psutil.Process().children():
         try:
-            if "RANK" not in child.environ():  # it is a server
+            if "RANK" not in child.environ() and child.pid not in forked_ranks():  # it is a server
                 continue
             if sys.platform == "win32":
                 child.kill()
@@ -173,12 +183,25 @@ def report_ends_of_attempts() -> None:
 
     def watch(agent: Any, group: Any) -> Any:
         result = monitor(agent, group)
+        preload_reported()
         if result.is_failed():
             report_exits(result.failures)
         group.spec.rdzv_handler.restarts_left = agent._remaining_restarts - result.is_failed()
         return result
 
     LocalElasticAgent._monitor_workers = watch
+
+
+@contextmanager
+def threads_of_ranks(arguments: Sequence[str]) -> Iterator[None]:
+    """Import with the OMP_NUM_THREADS that torchrun gives to several ranks; libraries read it only then."""
+    many = any(re.fullmatch("--nproc-per-node=([2-9]|[1-9][0-9]+)", each) for each in arguments)
+    if not many or _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "1"
+    yield
+    del os.environ[_THREADS]  # torchrun sets it, with a warning
 
 
 def count_devices() -> int:
@@ -201,7 +224,12 @@ def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
     leave_signals_to_ranks()
     be_interrupted_once()
-    end_with_launcher()  # before torch is imported, which takes seconds
+    lifeline = take_lifeline()
+    if can_fork():
+        with threads_of_ranks(sys.argv[1:]):
+            import torch.distributed
+        prepare_template()
+    end_with_launcher(lifeline)  # a thread: the template must have none
     import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as run_torchrun

@@ -37,6 +37,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.stacks.steps import be_rank
+from rallypoint.pytorch.forking import report_modules
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import end_left_servers
 from rallypoint.pytorch.store import PythonStore
@@ -200,6 +201,7 @@ def _patched_init_process_group(*args: Any, **kwargs: Any) -> None:
     except BaseException:
         _close([store for store in _stores if store not in before])
         raise
+    report_modules()
 
 
 @contextmanager

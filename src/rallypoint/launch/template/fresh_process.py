@@ -1,0 +1,280 @@
+"""Turns a forked process into what a new `python -u SCRIPT ARGS` would be, and runs the script in it.
+
+What a new process would have of its own is made anew: environment, signal dispositions, streams, `sys.argv`,
+`sys.path`, `__main__`, entropy, exit handlers, and the command line that `ps` shows. What cannot be: the seed
+of `hash()`, which the ranks of a machine share, and `/proc/PID/environ`, which shows the agent's environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import logging
+import os
+import random
+import runpy
+import signal
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NamedTuple, NoReturn, TextIO
+
+Dispositions = Mapping[int, "signal.Handlers"]
+
+
+class Command(NamedTuple):
+    """A Python command line, taken apart."""
+
+    is_module: bool
+    target: str
+    """The path of a script, or the name of a module."""
+    arguments: Sequence[str]
+
+
+def parse_command(words: Sequence[str]) -> Command | None:
+    """The command if it is `PYTHON -u [-m] TARGET ...` with this interpreter; None for any other."""
+    if len(words) < 3 or words[0] != sys.executable or words[1] != "-u":
+        return None
+    if words[2] == "-m":
+        return Command(True, words[3], words[4:]) if len(words) > 3 else None
+    return None if words[2].startswith("-") else Command(False, words[2], words[3:])
+
+
+def inherited_dispositions() -> dict[int, signal.Handlers]:
+    """Which signals a new process would ignore, and which have their default."""
+    return {
+        number: signal.SIG_IGN if signal.getsignal(number) is signal.SIG_IGN else signal.SIG_DFL
+        for number in signal.valid_signals()
+        if number not in (signal.SIGKILL, signal.SIGSTOP)
+    }
+
+
+def run_as_new_process(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    dispositions: Dispositions,
+    prepare: Callable[[], object],
+) -> NoReturn:
+    """Be a new Python process that runs a command; never returns. Streams 0, 1 and 2 are in place.
+
+    `prepare` is called before the script. No thread but this one may run. ValueError for a command that
+    `parse_command` refuses.
+    """
+    command = parse_command(words)
+    if command is None:
+        raise ValueError(words)
+    old_path = os.environ.get("PYTHONPATH", "")
+    os.environ.clear()
+    os.environ.update(environ)
+    _restore_signals(dispositions)
+    _show_command(words)
+    _open_streams()
+    _renew_entropy()
+    _limit_threads(environ)
+    _set_path(command, old_path)
+    sys.argv = ["-m" if command.is_module else command.target, *command.arguments]
+    sys.orig_argv = list(words)
+    prepare()
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    _exit(_run(command, main))
+
+
+# The process ------------------------------------------------------------------------------------------------
+
+
+def _restore_signals(dispositions: Dispositions) -> None:
+    for number, handler in dispositions.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    if dispositions.get(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # as every Python process begins
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _show_command(words: Sequence[str]) -> None:
+    """Show the rank's command line where `ps`, `pkill -f` and nvidia-smi read it.
+
+    The text goes where the kernel keeps the arguments of this process. If there is no room it goes on into
+    what was its environment, as setproctitle(3) does; the words are separated by spaces then.
+    """
+    try:
+        with open("/proc/self/comm", "w", encoding="utf-8") as comm:
+            comm.write(os.path.basename(words[0])[:15])
+        with open("/proc/self/stat", encoding="utf-8") as stat:
+            fields = [int(each) for each in stat.read().rpartition(")")[2].split()[1:]]
+    except OSError:
+        return
+    start, end, environ_end = fields[44], fields[45], fields[47]  # of arguments and environment, see proc(5)
+    text = "\0".join(words).encode(errors="surrogateescape") + b"\0"
+    if not start < end <= environ_end:
+        return
+    if len(text) > end - start:
+        text = text[: environ_end - start - 1].rstrip(b"\0").replace(b"\0", b" ")
+        ctypes.memmove(start, text + b"\0", len(text) + 1)
+        return
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    set_mm, set_arg_end = 35, 9
+    # Needs CAP_SYS_RESOURCE; without it the command line ends with empty words.
+    ctypes.CDLL(None).prctl(set_mm, set_arg_end, ctypes.c_ulong(start + len(text)), 0, 0)
+
+
+def _open_streams() -> None:
+    """`sys.stdin`, `sys.stdout` and `sys.stderr` over the descriptors 0, 1 and 2, unbuffered as with -u."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, f"__{name}__")
+        try:
+            new: TextIO | None = _open_stream(number, name, mode, old)
+        except OSError:  # the descriptor is closed
+            new = None
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+    libc = ctypes.CDLL(None)
+    unbuffered = 2  # _IONBF
+    for name in ("stdin", "stdout", "stderr"):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, unbuffered, 0)
+
+
+def _open_stream(number: int, name: str, mode: str, old: TextIO | None) -> TextIO:
+    raw = io.FileIO(number, mode, closefd=False)
+    raw.name = f"<{name}>"
+    encoding = getattr(old, "encoding", None) or "utf-8"
+    errors = getattr(old, "errors", None) or ("backslashreplace" if number == 2 else "strict")
+    if number == 0:
+        buffered = io.BufferedReader(raw)
+        return io.TextIOWrapper(buffered, encoding, errors, line_buffering=raw.isatty())
+    stream = io.TextIOWrapper(raw, encoding, errors, newline="\n", write_through=True)  # type: ignore[type-var]
+    stream.mode = mode  # type: ignore[misc]
+    return stream
+
+
+def forget_loggers() -> None:
+    """Take away the handlers of the agent's loggers; libraries have their own."""
+    for logger in (logging.root, logging.getLogger("rallypoint")):
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+    logging.root.setLevel(logging.WARNING)
+
+
+def _renew_entropy() -> None:
+    """Seed anew what a library has seeded at its import. `random` does this itself after a fork."""
+    random.seed()
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
+
+
+def _limit_threads(environ: Mapping[str, str]) -> None:
+    """Apply OMP_NUM_THREADS, which torch has read when the template imported it."""
+    number, torch = environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
+    if torch is not None and number.isdecimal() and int(number) and torch.get_num_threads() != int(number):
+        torch.set_num_threads(int(number))
+
+
+def _set_path(command: Command, old_path: str) -> None:
+    """`sys.path` as a new process would have it: the script's folder, PYTHONPATH, and what the site adds."""
+    ours = {os.path.abspath(entry) for entry in old_path.split(os.pathsep) if entry}
+    kept = sys.path[0 if getattr(sys.flags, "safe_path", False) else 1 :]
+    site = [entry for entry in kept if os.path.abspath(entry) not in ours]
+    new = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if command.is_module:
+        first = os.getcwd()
+    elif _is_package(command.target):
+        first = command.target
+    else:
+        first = os.path.dirname(os.path.realpath(command.target))
+    unsafe = not os.environ.get("PYTHONSAFEPATH")
+    sys.path[:] = [*([first] if unsafe or _is_package(command.target) else []), *new, *site]
+    importlib.invalidate_caches()
+
+
+# The script -------------------------------------------------------------------------------------------------
+
+
+def _is_package(path: str) -> bool:
+    """Whether a path is a folder or an archive with a `__main__` in it."""
+    return os.path.isdir(path) or zipfile.is_zipfile(path)
+
+
+def _run(command: Command, main: ModuleType) -> int:
+    """Run the script, and return the exit code that Python would end with."""
+    try:
+        if command.is_module:
+            runpy._run_module_as_main(command.target, True)  # type: ignore[attr-defined]
+        elif _is_package(command.target):
+            runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        else:
+            exec(_load(command.target, main), main.__dict__)  # noqa: S102 - this is what a launcher is for
+    except SystemExit as error:
+        return _exit_code(error.code)
+    except BaseException as error:
+        return _report(error)
+    return 0
+
+
+def _load(path: str, main: ModuleType) -> CodeType:
+    place = os.path.abspath(path)
+    try:
+        with io.open_code(place) as file:
+            source = file.read()
+    except OSError as error:
+        _print_error(f"{sys.executable}: can't open file {place!r}: [Errno {error.errno}] {error.strerror}")
+        raise SystemExit(2) from None
+    main.__dict__.update(
+        __file__=place, __cached__=None, __loader__=SourceFileLoader("__main__", place), __spec__=None
+    )
+    code: CodeType = compile(source, place, "exec", dont_inherit=True)
+    return code
+
+
+def _exit_code(code: object) -> int:
+    if code is None or isinstance(code, int):
+        return int(code or 0) & 0xFF
+    _print_error(str(code))
+    return 1
+
+
+def _print_error(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+
+
+def _report(error: BaseException) -> int:
+    """Report an uncaught exception as Python would, without the frames of this module."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit as exit_error:
+        return _exit_code(exit_error.code)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _exit(code: int) -> NoReturn:
+    """End this process as Python ends: join threads, run exit handlers, flush, finalize."""
+    if code == -signal.SIGINT:
+        _end_by_interrupt()
+    python: Any = ctypes.pythonapi
+    python.Py_Exit(code)
+    raise AssertionError
+
+
+def _end_by_interrupt() -> None:
+    """End by SIGINT, as Python does after a KeyboardInterrupt, so that the parent sees it."""
+    import atexit
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)

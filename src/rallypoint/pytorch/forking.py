@@ -1,0 +1,128 @@
+"""torchrun's agent forks its ranks from a template, where that is safe; else it starts them as torchrun does.
+
+Only the start of a process is replaced: the agent's options, logs, signals and error files stay torch's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rallypoint.launch.reports import folder_of
+from rallypoint.launch.switches import PRELOAD_VARIABLE, Start, start_of
+from rallypoint.launch.template.fresh_process import parse_command
+from rallypoint.launch.template.preloading import preloadable
+from rallypoint.launch.template.template import ForkedProcess, Refused, Template, start_template
+
+logger = logging.getLogger("rallypoint.run")
+
+_template: Template | None = None
+"""The agent's."""
+_modules_of_template: frozenset[str] | None = None
+"""In a forked rank: the modules that it began with."""
+
+_MODULES = "modules.txt"
+
+
+def can_fork(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks may be forked here, as far as the user and the system are concerned."""
+    return sys.platform == "linux" and start_of(environ) is not Start.SPAWN
+
+
+def prepare_template() -> None:
+    """Fork the template from this process, which has imported torch and has no other thread yet.
+
+    If that is not safe, log why: the ranks are spawned then.
+    """
+    global _template
+    if _template is not None or not can_fork():
+        return
+    if fault := _fault_of_torch():
+        _log_spawn(fault)
+        return
+    found = start_template(_prepare_rank)
+    if isinstance(found, Refused):
+        _log_spawn(found.reason)
+        return
+    _template = found
+    _replace_start(found)
+    if wanted := [each.strip() for each in os.environ.get(PRELOAD_VARIABLE, "").split(",") if each.strip()]:
+        for fault in found.preload_now(wanted):
+            logger.warning("rallypoint: %s is not preloaded: %s", fault.package, fault.reason)
+
+
+def forked_ranks() -> set[int]:
+    """The processes that the template has forked."""
+    return _template.ranks if _template is not None else set()
+
+
+def report_modules() -> None:
+    """In a machine's first rank, if it was forked: report what it has imported, for the next attempt."""
+    folder = folder_of(os.environ)
+    if folder is None or _modules_of_template is None or os.environ.get("LOCAL_RANK") != "0":
+        return
+    names = [each for each in preloadable(sys.modules) if each not in _modules_of_template]
+    draft = folder / f"{_MODULES}.{os.getpid()}"
+    with suppress(OSError):
+        draft.write_text("\n".join(names), encoding="utf-8")
+        draft.replace(folder / _MODULES)
+
+
+def preload_reported() -> None:
+    """In the agent, while its ranks run: have the template import what they have imported."""
+    folder = folder_of(os.environ)
+    if _template is None or folder is None:
+        return
+    _template.poll()
+    report = folder / _MODULES
+    with suppress(OSError):
+        names = report.read_text(encoding="utf-8").split()
+        report.unlink()
+        _template.preload(names)
+
+
+def _fault_of_torch() -> str:
+    """Why this torch's ranks cannot be forked, in words; empty if they can."""
+    try:
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+        parameters = list(inspect.signature(SubprocessHandler._popen).parameters)
+    except (ImportError, AttributeError):
+        parameters = []
+    return "" if parameters == ["self", "args", "env"] else "this torch starts its ranks in another way"
+
+
+def _replace_start(template: Template) -> None:
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    spawn = SubprocessHandler._popen
+
+    def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        if parse_command(args) is None:  # --no-python, or a program that binds it to a NUMA node
+            return spawn(handler, args, env)
+        found = template.fork(args, env, handler._stdout, handler._stderr)
+        if isinstance(found, ForkedProcess):
+            return found
+        _log_spawn(found.reason)
+        return spawn(handler, args, env)
+
+    SubprocessHandler._popen = start
+
+
+def _prepare_rank() -> None:
+    """Do in a forked rank what `sitecustomize` does in one that is started."""
+    global _modules_of_template, _template
+    _template = None
+    _modules_of_template = frozenset(sys.modules)
+    hooks = sys.modules.get("rallypoint_hooks")
+    if hooks is not None:
+        hooks.prepare()
+
+
+def _log_spawn(reason: str) -> None:
+    logger.warning("rallypoint: ranks are spawned, not forked: %s", reason)

@@ -144,10 +144,8 @@ def _open_stream(number: int, name: str, mode: str, old: TextIO | None) -> TextI
     raw.name = f"<{name}>"
     encoding = getattr(old, "encoding", None) or "utf-8"
     errors = getattr(old, "errors", None) or ("backslashreplace" if number == 2 else "strict")
-    if number == 0:
-        buffered = io.BufferedReader(raw)
-        return io.TextIOWrapper(buffered, encoding, errors, line_buffering=raw.isatty())
-    stream = io.TextIOWrapper(raw, encoding, errors, newline="\n", write_through=True)  # type: ignore[type-var]
+    buffer: Any = raw if number else io.BufferedReader(raw)
+    stream = io.TextIOWrapper(buffer, encoding, errors, newline="\n" if number else None, write_through=True)
     stream.mode = mode  # type: ignore[misc]
     return stream
 
@@ -187,7 +185,7 @@ def _set_path(command: Command, old_path: str) -> None:
     if command.is_module:
         first = os.getcwd()
     elif _is_package(command.target):
-        first = command.target
+        first = os.path.abspath(command.target)
     else:
         first = os.path.dirname(os.path.realpath(command.target))
     unsafe = not os.environ.get("PYTHONSAFEPATH")

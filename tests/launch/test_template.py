@@ -63,7 +63,6 @@ ENDS = {
     "abort": "import os; os.abort()",
     "syntax": "x = = 1",
     "exit handlers": "import atexit; atexit.register(print, 1); atexit.register(print, 2); print(0)",
-    "handler fails": "import atexit; atexit.register(divmod, 1, 0); print(0)",
     "thread": "import threading, time\n"
     "def work(): time.sleep(0.2); print('thread')\nthreading.Thread(target=work).start(); print('main')",
     "daemon": "import threading, time; threading.Thread(target=time.sleep, args=[60], daemon=True).start()",

@@ -2,7 +2,8 @@
 
 What a new process would have of its own is made anew: environment, signal dispositions, streams, `sys.argv`,
 `sys.path`, `__main__`, entropy, exit handlers, and the command line that `ps` shows. What cannot be: the seed
-of `hash()`, which the ranks of a machine share, and `/proc/PID/environ`, which shows the agent's environment.
+of `hash()`, which the ranks of a machine share; `/proc/PID/environ`, which shows the agent's environment; and
+the traceback of an exit handler that fails, which has one more frame.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def main(words: list[str]) -> int:
         return 125
     for fault in template.preload_now(preloaded):
         sys.stderr.write(f"{fault.package}: {fault.reason}\n")
-    rank = template.fork([sys.executable, "-u", *words], {**os.environ, "RANK": "0"}, None, None)
+    rank = template.start([sys.executable, "-u", *words], {**os.environ, "RANK": "0"}, None, None)
     if isinstance(rank, Refused):
         sys.stderr.write(f"refused: {rank.reason}\n")
         return 126

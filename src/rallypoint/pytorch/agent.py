@@ -22,7 +22,7 @@ from typing import Any
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
-from rallypoint.pytorch.forking import can_fork, forked_ranks, preload_reported, prepare_template
+from rallypoint.pytorch.forking import can_fork, forked_ranks, prepare_next_attempt, prepare_template
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
 _THREADS = "OMP_NUM_THREADS"
@@ -183,20 +183,26 @@ def report_ends_of_attempts() -> None:
 
     def watch(agent: Any, group: Any) -> Any:
         result = monitor(agent, group)
-        preload_reported()
         if result.is_failed():
             report_exits(result.failures)
+        else:
+            prepare_next_attempt()
         group.spec.rdzv_handler.restarts_left = agent._remaining_restarts - result.is_failed()
         return result
 
     LocalElasticAgent._monitor_workers = watch
 
 
+def number_of_ranks(arguments: Sequence[str]) -> int:
+    """How many ranks torchrun's arguments name; 1 if they use a word for it."""
+    numbers = [re.fullmatch("--nproc-per-node=([0-9]+)", each) for each in arguments]
+    return next((int(each[1]) for each in numbers if each), 1)
+
+
 @contextmanager
 def threads_of_ranks(arguments: Sequence[str]) -> Iterator[None]:
     """Import with the OMP_NUM_THREADS that torchrun gives to several ranks; libraries read it only then."""
-    many = any(re.fullmatch("--nproc-per-node=([2-9]|[1-9][0-9]+)", each) for each in arguments)
-    if not many or _THREADS in os.environ:
+    if number_of_ranks(arguments) == 1 or _THREADS in os.environ:
         yield
         return
     os.environ[_THREADS] = "1"
@@ -228,7 +234,7 @@ def main() -> None:
     if can_fork():
         with threads_of_ranks(sys.argv[1:]):
             import torch.distributed
-        prepare_template()
+        prepare_template(number_of_ranks(sys.argv[1:]))
     end_with_launcher(lifeline)  # a thread: the template must have none
     import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry

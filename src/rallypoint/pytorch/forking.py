@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -34,10 +35,11 @@ def can_fork(environ: Mapping[str, str] = os.environ) -> bool:
     return sys.platform == "linux" and start_of(environ) is not Start.SPAWN
 
 
-def prepare_template() -> None:
+def prepare_template(ranks: int = 1) -> None:
     """Fork the template from this process, which has imported torch and has no other thread yet.
 
-    If that is not safe, log why: the ranks are spawned then.
+    It forks `ranks` ranks at once, which wait until they are started. If a fork is not safe, log why: the
+    ranks are spawned then.
     """
     global _template
     if _template is not None or not can_fork():
@@ -54,11 +56,12 @@ def prepare_template() -> None:
     if wanted := [each.strip() for each in os.environ.get(PRELOAD_VARIABLE, "").split(",") if each.strip()]:
         for fault in found.preload_now(wanted):
             logger.warning("rallypoint: %s is not preloaded: %s", fault.package, fault.reason)
+    found.prepare(ranks)
 
 
 def forked_ranks() -> set[int]:
     """The processes that the template has forked."""
-    return _template.ranks if _template is not None else set()
+    return {each.pid for each in _template.ranks} if _template is not None else set()
 
 
 def report_modules() -> None:
@@ -73,12 +76,14 @@ def report_modules() -> None:
         draft.replace(folder / _MODULES)
 
 
-def preload_reported() -> None:
-    """In the agent, while its ranks run: have the template import what they have imported."""
+def prepare_next_attempt() -> None:
+    """In the agent, while its ranks run: fork those of the next attempt, with the imports of these."""
     folder = folder_of(os.environ)
-    if _template is None or folder is None:
+    if _template is None:
         return
-    _template.poll()
+    _template.prepare_again()
+    if folder is None:
+        return
     report = folder / _MODULES
     with suppress(OSError):
         names = report.read_text(encoding="utf-8").split()
@@ -98,6 +103,7 @@ def _fault_of_torch() -> str:
 
 
 def _replace_start(template: Template) -> None:
+    from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     spawn = SubprocessHandler._popen
@@ -105,13 +111,24 @@ def _replace_start(template: Template) -> None:
     def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
         if parse_command(args) is None:  # --no-python, or a program that binds it to a NUMA node
             return spawn(handler, args, env)
-        found = template.fork(args, env, handler._stdout, handler._stderr)
+        found = template.start(args, env, handler._stdout, handler._stderr)
         if isinstance(found, ForkedProcess):
             return found
         _log_spawn(found.reason)
         return spawn(handler, args, env)
 
     SubprocessHandler._popen = start
+    api.time = _Clock(template)
+
+
+class _Clock:
+    """The module `time` for torchrun's agent, in which its pauses end when a rank does."""
+
+    def __init__(self, template: Template) -> None:
+        self.sleep = template.await_end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
 
 
 def _prepare_rank() -> None:

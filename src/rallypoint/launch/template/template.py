@@ -15,7 +15,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from rallypoint.launch.template.fresh_process import (
@@ -31,8 +31,14 @@ _STREAMS = 3
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
 
 
-class Fork(NamedTuple):
-    """A request to fork a rank, with its three streams."""
+class Prepare(NamedTuple):
+    """A request to fork ranks that wait for their command; the answer is the list of all that wait."""
+
+    count: int
+
+
+class Start(NamedTuple):
+    """A request to start a rank, with its three streams; the answer is its process."""
 
     words: Sequence[str]
     environ: Mapping[str, str]
@@ -68,24 +74,44 @@ class Template:
     """The agent's side of the template process."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
-        self.ranks: set[int] = set()
-        """The processes that it has forked so far."""
+        self.ranks: list[ForkedProcess] = []
+        """The ranks of this attempt, and of those before."""
         self._pid = pid
         self._channel = channel
+        self._started = 0  # in this attempt
+        self._count = 0  # of ranks in an attempt
+        self._unread = 0  # answers
+        self._waiting: list[int] = []
+        """Ranks that wait for their command."""
         self._successor: socket.socket | None = None
         self._modules: Sequence[str] = ()
         self._excluded: set[str] = set()
 
-    def fork(
+    def prepare(self, count: int) -> None:
+        """Fork ranks that wait for their command; does not wait for that."""
+        _adopt(True)  # until the next answer
+        with contextlib.suppress(OSError):
+            _send(self._channel, Prepare(count))
+            self._unread += 1
+
+    def prepare_again(self) -> None:
+        """Once all ranks of an attempt are started: fork as many for the next one."""
+        self.poll()
+        if self._started:
+            self._count, self._started = self._started, 0
+        if (missing := self._count - len(self._waiting)) > 0:
+            try:
+                self._waiting = self._ask(Prepare(missing))
+            except (OSError, EOFError):  # the next start reports it
+                self._count = 0
+
+    def start(
         self, words: Sequence[str], environ: Mapping[str, str], out: TextIO | None, err: TextIO | None
     ) -> ForkedProcess | Refused:
         """Start a rank as `subprocess.Popen` would, in a session of its own."""
-        self.poll()
         streams = [0, out.fileno() if out else 1, err.fileno() if err else 2]
         try:
-            with _adopting():
-                _send(self._channel, Fork(list(words), dict(environ)), streams)
-                answer = _receive(self._channel)[0]
+            answer = self._ask(Start(list(words), dict(environ)), streams)
         except (OSError, EOFError) as error:
             return Refused(f"the template process has ended ({error})")
         if isinstance(answer, Refused):
@@ -93,8 +119,34 @@ class Template:
         if _parent_of(answer) != os.getpid():
             os.kill(answer, signal.SIGKILL)
             return Refused("this system does not let a process adopt another one's children")
-        self.ranks.add(answer)
-        return ForkedProcess(words, answer)
+        self._started += 1
+        self._waiting = [each for each in self._waiting if each != answer]
+        rank = ForkedProcess(words, answer)
+        self.ranks = [*(each for each in self.ranks if each.returncode is None), rank]
+        return rank
+
+    def await_end(self, seconds: float) -> None:
+        """Return when a rank has ended, or after a time."""
+        descriptors = []
+        try:
+            descriptors = [os.pidfd_open(each.pid) for each in self.ranks if each.returncode is None]
+            select.select(descriptors, [], [], seconds)
+        except OSError:  # a process that is gone
+            time.sleep(seconds)
+        finally:
+            for each in descriptors:
+                os.close(each)
+
+    def _ask(self, request: object, streams: Sequence[int] = ()) -> Any:
+        _adopt(True)
+        try:
+            _send(self._channel, request, streams)
+            while self._unread:
+                self._waiting = _receive(self._channel)[0]
+                self._unread -= 1
+            return _receive(self._channel)[0]
+        finally:
+            _adopt(False)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules in a new template, which replaces this one once it has them; returns at once."""
@@ -130,16 +182,19 @@ class Template:
             self._excluded.add(found.package)
             self.preload(self._modules)
             return found
-        with _adopting():  # the successor, too
-            self.close()
+        _adopt(True)  # the successor, too
+        self.close()
+        _adopt(False)
         self._pid, self._channel = found, successor
         return None
 
     def close(self) -> None:
-        """End the template, and wait for that."""
+        """End the template and the ranks that wait, and wait for that."""
         self._channel.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+        for each in (self._pid, *self._waiting):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(each, 0)
+        self._waiting = []
 
 
 def start_template(prepare: Callable[[], object] = lambda: None) -> Template | Refused:
@@ -177,8 +232,7 @@ def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
     for number, handler in setup.dispositions.items():
         if callable(signal.getsignal(number)):
             signal.signal(number, handler)
-    os.closerange(_STREAMS, channel.fileno())
-    os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(channel)
     forget_loggers()
     _serve(channel, setup)
 
@@ -187,6 +241,7 @@ def _serve(channel: socket.socket, setup: _RankSetup) -> None:
     """Fork ranks until the agent has ended."""
     gc.collect()
     gc.freeze()  # collections in ranks leave the shared pages alone
+    waiting: list[_Waiting] = []
     while True:
         try:
             request, descriptors = _receive(channel)
@@ -197,8 +252,12 @@ def _serve(channel: socket.socket, setup: _RankSetup) -> None:
                 channel.close()
                 _succeed(socket.socket(fileno=descriptors[0]), request.modules, setup)
                 os._exit(0)
+        elif isinstance(request, Prepare):
+            waiting += _fork_ranks(request.count, setup)
+            _send(channel, [each.pid for each in waiting])
         else:
-            _send(channel, _fork_rank(channel, request, descriptors, setup))
+            waiting = waiting or _fork_ranks(1, setup)
+            _send(channel, _start_rank(waiting, request, descriptors))
         for each in descriptors:
             os.close(each)
         with contextlib.suppress(ChildProcessError):
@@ -207,46 +266,67 @@ def _serve(channel: socket.socket, setup: _RankSetup) -> None:
 
 def _succeed(channel: socket.socket, modules: Sequence[str], setup: _RankSetup) -> None:
     """Import modules, and become the template unless one of them makes that unsafe."""
+    _close_all_but(channel)
     found = import_all(modules)
     _send(channel, found or os.getpid())
     if found is None:
         _serve(channel, setup)
 
 
-def _fork_rank(
-    channel: socket.socket, request: Fork, streams: Sequence[int], setup: _RankSetup
-) -> int | Refused:
-    """Fork a rank that is not this process's child, and return its id."""
-    if reason := why_unsafe():
-        return Refused(reason)
-    reading, writing = os.pipe()
+class _Waiting(NamedTuple):
+    """A rank that waits for its command."""
+
+    pid: int
+    channel: socket.socket
+
+
+def _fork_ranks(count: int, setup: _RankSetup) -> list[_Waiting]:
+    """Fork ranks that wait for their command, and that are not this process's children."""
+    pairs = [socket.socketpair() for _ in range(count)]
     intermediate = os.fork()
     if not intermediate:
         try:
-            os.close(reading)
             this = os.getpid()
-            if os.fork() == 0:
-                channel.close()
-                _become_rank(this, writing, request, streams, setup)
-        except OSError as error:
-            os.write(writing, f"fork: {error.strerror}".encode())
+            for _, theirs in pairs:
+                if os.fork() == 0:
+                    _await_start(theirs, this, setup)
         finally:
             os._exit(0)
-    os.close(writing)
     os.waitpid(intermediate, 0)
-    with open(reading, "rb") as pipe:
-        text = pipe.read().decode()
-    return int(text) if text.isdecimal() else Refused(text or "the template cannot fork")
+    ranks = []
+    for ours, theirs in pairs:
+        theirs.close()
+        with contextlib.suppress(OSError, EOFError):  # it could not be forked
+            ranks.append(_Waiting(_receive(ours)[0], ours))
+    return ranks
 
 
-def _become_rank(
-    intermediate: int, writing: int, request: Fork, streams: Sequence[int], setup: _RankSetup
-) -> NoReturn:
+def _start_rank(waiting: list[_Waiting], request: Start, streams: Sequence[int]) -> int | Refused:
+    if not waiting:
+        return Refused("the system could not fork")
+    rank = waiting.pop(0)
+    with rank.channel:
+        if reason := why_unsafe():
+            return Refused(reason)
+        try:
+            _send(rank.channel, request, streams)
+        except OSError as error:
+            return Refused(f"the forked process {rank.pid} has ended ({error.strerror})")
+    return rank.pid
+
+
+def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -> NoReturn:
+    """A rank: wait for the command, and become it."""
+    _close_all_but(channel)
     while os.getppid() == intermediate:  # it exits at once, and then the agent is the parent
         time.sleep(0.0002)
     os.setsid()
-    os.write(writing, b"%d" % os.getpid())
-    os.close(writing)
+    _send(channel, os.getpid())
+    try:
+        request, streams = _receive(channel)
+    except (OSError, EOFError):
+        os._exit(0)
+    channel.close()
     for number, each in enumerate(streams):
         os.dup2(each, number)
     for each in streams:
@@ -257,15 +337,15 @@ def _become_rank(
 # Between both -----------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _adopting() -> Iterator[None]:
-    """Become the parent of processes below this one whose own parent exits."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+def _close_all_but(channel: socket.socket) -> None:
+    """Close all descriptors but this one and the standard streams."""
+    os.closerange(_STREAMS, channel.fileno())
+    os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _adopt(adopts: bool) -> None:
+    """Whether to become the parent of processes below this one whose own parent exits."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, int(adopts), 0, 0, 0)
 
 
 def _parent_of(pid: int) -> int:

@@ -1,0 +1,169 @@
+"""Jobs whose ranks are forked from a template: what torchrun's users can observe is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+
+_SECONDS = 180
+
+_FACTS = """
+import json, os, sys
+loaded = [each in sys.modules for each in ("torch", "torch.distributed")]
+import signal, torch
+ours = ("RALLYPOINT_", "PYTHONPATH", "TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
+facts = {
+    "environ": {name: value for name, value in os.environ.items() if not name.startswith(ours)},
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "file": __file__, "path": sys.path[0],
+    "session": os.getsid(0) == os.getpid(), "threads": torch.get_num_threads(),
+    "signals": {each: str(signal.getsignal(each)) for each in signal.valid_signals() if each < 32},
+    "command": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
+    "stdout": [sys.stdout.encoding, sys.stdout.errors, sys.stdout.write_through],
+    "cuda": torch.cuda._initialized, "generators": torch.initial_seed() > 2**32,
+}
+rank = os.environ["RANK"]
+print("to stdout of", rank)
+print("to stderr of", rank, file=sys.stderr)
+with open(f"{sys.argv[1]}/facts-{rank}", "w") as file:
+    json.dump([facts, loaded, os.getppid(), torch.initial_seed()], file)
+"""
+
+
+def _torchrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+
+
+def _run(start: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "rallypoint", "run", f"--start={start}", *words]
+
+
+def _start(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        cwd=folder,
+        env={**os.environ, **variables},
+        check=False,
+    )
+
+
+def test_ranks_see_and_leave_what_they_do_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "facts.py").write_text(_FACTS)
+    seen, logs, loaded = [], [], []
+    for number, start in enumerate(("torchrun", "fork", "spawn")):
+        out = tmp_path / f"out-{number}"
+        out.mkdir()
+        words = ["--nproc-per-node=2", "--redirects=3", f"--log-dir={out}/logs", "facts.py", str(out)]
+        command = _torchrun(*words) if start == "torchrun" else _run(start, *words)
+        done = _start(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+        texts = [(out / f"facts-{rank}").read_text().replace(str(out), "OUT") for rank in range(2)]
+        ranks = [json.loads(text) for text in texts]
+        seen.append([facts for facts, *_ in ranks])
+        loaded.append(ranks[0][1])
+        assert ranks[0][2] == ranks[1][2]  # one parent, the agent
+        assert ranks[0][3] != ranks[1][3]  # seeds of torch
+        files = sorted(each for each in (out / "logs").rglob("*") if each.is_file())
+        logs.append([(each.name, each.read_text()) for each in files])
+    assert seen[1] == seen[0]
+    assert seen[2] == seen[0]
+    assert logs[1] == logs[0] == logs[2]
+    assert loaded == [[False, False], [True, True], [False, False]]
+
+
+_ENDS = {
+    "exit code": "import sys; sys.exit(7 if RANK == 1 else 0)",
+    "exception": "if RANK == 1: raise ValueError('a wrong value')",
+    "killed": "import signal; os.kill(os.getpid(), signal.SIGKILL if RANK == 1 else 0)",
+    "recorded": "from torch.distributed.elastic.multiprocessing.errors import record\n"
+    "@record\ndef main():\n    if RANK == 1: raise KeyError('recorded')\nmain()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", _ENDS)
+def test_a_failed_rank_is_reported_as_if_it_had_been_spawned(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(f"import os; RANK = int(os.environ['RANK'])\n{_ENDS[end]}\n")
+    reports = []
+    for start in ("fork", "spawn"):
+        done = _start(_run(start, "--nproc-per-node=2", "train.py"), tmp_path)
+        assert done.returncode == 1
+        ours = done.stderr[done.stderr.index("rallypoint: ") :]
+        reports.append(
+            re.sub(
+                r"(pid:?|process|torchelastic_\S*|report-\w+) *\d*|[0-9.]+ s\b|/\S*/|\d\d:\d\d\S*", "", ours
+            )
+        )
+    assert reports[0] == reports[1]
+    assert "rank 1" in reports[0]
+
+
+_RESTARTED = """
+import os, signal, sys
+attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+was_there = "yaml" in sys.modules
+import torch.distributed as dist, yaml
+dist.init_process_group("gloo")
+if rank == 0:
+    print("attempt", attempt, "yaml", was_there, flush=True)
+folder = os.environ["RALLYPOINT_JOB"].partition("reports=")[2].partition(";")[0]
+if attempt == 0:
+    while os.path.exists(f"{folder}/modules.txt"):  # until the agent has taken it
+        dist.barrier()
+    if rank == 1:
+        signal.sigtimedwait([], 3)  # for the template
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_the_template_imports_for_the_next_attempt_what_ranks_had_imported(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_RESTARTED)
+    done = _start(_run("fork", "--max-restarts=1", "--nproc-per-node=2", "train.py"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "attempt 0 yaml False\nattempt 1 yaml True\n", done.stderr
+
+
+@pytest.mark.parametrize("variables", [{"RALLYPOINT_START": "fork"}, {}])
+def test_under_a_plain_torchrun_ranks_are_forked_if_asked_for(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('torch' in sys.modules)")
+    options = ["--rdzv-backend=rallypoint", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2"]
+    conf = ["--rdzv-conf=start=fork"] if not variables else []
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *conf, "train.py"]
+    done = _start(command, tmp_path, **variables)
+    assert done.stdout == "True\nTrue\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "reason"),
+    [
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+            [],
+            "thread",
+        ),
+    ],
+)
+def test_a_module_that_makes_forks_unsafe_is_not_preloaded(
+    tmp_path: Path, script: str, options: list[str], reason: str
+) -> None:
+    (tmp_path / "poison.py").write_text(script)
+    (tmp_path / "train.py").write_text("import sys; print('poison' in sys.modules, 'torch' in sys.modules)")
+    command = _run("fork", "--preload=poison", "--nproc-per-node=1", "train.py")
+    done = _start(command, tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "False True\n", done.stderr
+    assert "rallypoint: poison is not preloaded: " in done.stderr
+    assert reason in done.stderr

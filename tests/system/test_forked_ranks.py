@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
@@ -167,3 +171,83 @@ def test_a_module_that_makes_forks_unsafe_is_not_preloaded(
     assert done.stdout == "False True\n", done.stderr
     assert "rallypoint: poison is not preloaded: " in done.stderr
     assert reason in done.stderr
+
+
+_LONG = """
+import os, sys, time
+import torch, torch.distributed as dist
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+for _ in range(20 if attempt else 200):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+_VICTIMS = {
+    "rank": "train.py",
+    "template": "rallypoint: template",
+    "waiting": "rallypoint: a rank that waits",
+    "agent": "rallypoint.pytorch.agent",
+    "store": "a server process of rallypoint",
+    "launcher": "rallypoint run",
+}
+
+
+def _find(launcher: psutil.Process, victim: str) -> psutil.Process | None:
+    everyone = [launcher, *launcher.children(recursive=True)]
+    if victim == "launcher":
+        return launcher
+    for each in everyone[1:]:
+        with suppress(psutil.Error):
+            words = " ".join(each.cmdline())
+            if words.startswith(_VICTIMS[victim]) or (
+                _VICTIMS[victim] in words and ("agent" not in words or victim == "agent")
+            ):
+                return each
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", _VICTIMS)
+@pytest.mark.parametrize("moment", [0.5, 2.0, 3.0, 4.0, 6.0])
+def test_nothing_hangs_and_nothing_is_left_whatever_is_killed(
+    tmp_path: Path, victim: str, moment: float
+) -> None:
+    (tmp_path / "train.py").write_text(_LONG)
+    mark = secrets.token_hex(8)
+    command = _run("fork", "--max-restarts=2", "--nproc-per-node=2", "train.py")
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "TEST_MARK": mark},
+            start_new_session=True,
+        )
+    launcher = psutil.Process(process.pid)
+    deadline = time.monotonic() + moment * 4
+    with suppress(psutil.Error):
+        time.sleep(moment)
+        while (found := _find(launcher, victim)) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if found is not None:
+            found.kill()
+    code = process.wait(_SECONDS)
+    text = (tmp_path / "log").read_text()
+    assert (code == 0) or victim in ("agent", "store", "launcher") or "attempt" in text, (code, text)
+    gone = time.monotonic() + 30
+    while (left := _marked(mark)) and time.monotonic() < gone:
+        time.sleep(0.1)
+    assert not left, (left, text)
+
+
+def _marked(mark: str) -> list[str]:
+    """Processes of a job that still run."""
+    found = []
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if each.environ().get("TEST_MARK") == mark and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{each.pid}: {' '.join(each.cmdline())}")
+    return found

@@ -71,7 +71,7 @@ def run_as_new_process(
     os.environ.clear()
     os.environ.update(environ)
     _restore_signals(dispositions)
-    _show_command(words)
+    show_command(words, is_final=True)
     _open_streams()
     _renew_entropy()
     _limit_threads(environ)
@@ -97,8 +97,8 @@ def _restore_signals(dispositions: Dispositions) -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def _show_command(words: Sequence[str]) -> None:
-    """Show the rank's command line where `ps`, `pkill -f` and nvidia-smi read it.
+def show_command(words: Sequence[str], *, is_final: bool = False) -> None:
+    """Show a command line where `ps`, `pkill -f` and nvidia-smi read it.
 
     The text goes where the kernel keeps the arguments of this process. If there is no room it goes on into
     what was its environment, as setproctitle(3) does; the words are separated by spaces then.
@@ -119,9 +119,10 @@ def _show_command(words: Sequence[str]) -> None:
         ctypes.memmove(start, text + b"\0", len(text) + 1)
         return
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-    set_mm, set_arg_end = 35, 9
-    # Needs CAP_SYS_RESOURCE; without it the command line ends with empty words.
-    ctypes.CDLL(None).prctl(set_mm, set_arg_end, ctypes.c_ulong(start + len(text)), 0, 0)
+    if is_final:  # there would be no room for a longer one
+        set_mm, set_arg_end = 35, 9
+        # Needs CAP_SYS_RESOURCE; without it the command line ends with empty words.
+        ctypes.CDLL(None).prctl(set_mm, set_arg_end, ctypes.c_ulong(start + len(text)), 0, 0)
 
 
 def _open_streams() -> None:

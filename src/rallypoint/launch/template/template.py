@@ -23,6 +23,7 @@ from rallypoint.launch.template.fresh_process import (
     forget_loggers,
     inherited_dispositions,
     run_as_new_process,
+    show_command,
 )
 from rallypoint.launch.template.preloading import Unsafe, import_all, why_unsafe
 
@@ -234,6 +235,7 @@ def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
             signal.signal(number, handler)
     _close_all_but(channel)
     forget_loggers()
+    show_command(["rallypoint: template of ranks"])
     _serve(channel, setup)
 
 
@@ -321,6 +323,7 @@ def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -
     while os.getppid() == intermediate:  # it exits at once, and then the agent is the parent
         time.sleep(0.0002)
     os.setsid()
+    show_command(["rallypoint: a rank that waits for its start"])
     _send(channel, os.getpid())
     try:
         request, streams = _receive(channel)

@@ -37,6 +37,7 @@ print(json.dumps({
     "streams": [stream(each) for each in (sys.stdin, sys.stdout, sys.stderr)],
     "command": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
     "comm": open("/proc/self/comm").read(),
+    "shown": sorted(open("/proc/self/environ").read().split("\\0")),
     "threads": [threading.active_count(), len(os.listdir("/proc/self/task")), threading.main_thread().name],
     "is_main": threading.current_thread() is threading.main_thread(),
     "child": multiprocessing.parent_process() is None,

@@ -22,7 +22,7 @@ from typing import Any
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
-from rallypoint.pytorch.forking import can_fork, forked_ranks, prepare_next_attempt, prepare_template
+from rallypoint.pytorch.forking import can_fork, prepare_next_attempt, prepare_template
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
 _THREADS = "OMP_NUM_THREADS"
@@ -77,7 +77,7 @@ def _kill_ranks() -> None:
 
     for child in psutil.Process().children():
         try:
-            if "RANK" not in child.environ() and child.pid not in forked_ranks():  # it is a server
+            if "RANK" not in child.environ():  # it is a server
                 continue
             if sys.platform == "win32":
                 child.kill()

@@ -59,11 +59,6 @@ def prepare_template(ranks: int = 1) -> None:
     found.prepare(ranks)
 
 
-def forked_ranks() -> set[int]:
-    """The processes that the template has forked."""
-    return {each.pid for each in _template.ranks} if _template is not None else set()
-
-
 def report_modules() -> None:
     """In a machine's first rank, if it was forked: report what it has imported, for the next attempt."""
     folder = folder_of(os.environ)

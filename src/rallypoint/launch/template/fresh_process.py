@@ -1,9 +1,8 @@
 """Turns a forked process into what a new `python -u SCRIPT ARGS` would be, and runs the script in it.
 
 What a new process would have of its own is made anew: environment, signal dispositions, streams, `sys.argv`,
-`sys.path`, `__main__`, entropy, exit handlers, and the command line that `ps` shows. What cannot be: the seed
-of `hash()`, which the ranks of a machine share; `/proc/PID/environ`, which shows the agent's environment; and
-the traceback of an exit handler that fails, which has one more frame.
+`sys.path`, `__main__`, entropy, exit handlers, and what /proc shows of it. What cannot be: the seed of
+`hash()`, which the ranks of a machine share. And the traceback of an exit handler that fails has a frame more.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def run_as_new_process(
     os.environ.clear()
     os.environ.update(environ)
     _restore_signals(dispositions)
-    show_command(words, is_final=True)
+    show_process(words, environ)
     _open_streams()
     _renew_entropy()
     _limit_threads(environ)
@@ -97,32 +96,63 @@ def _restore_signals(dispositions: Dispositions) -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def show_command(words: Sequence[str], *, is_final: bool = False) -> None:
-    """Show a command line where `ps`, `pkill -f` and nvidia-smi read it.
+class _MemoryMap(ctypes.Structure):
+    """Where the kernel finds what it shows of a process: prctl_mm_map of Linux's prctl."""
 
-    The text goes where the kernel keeps the arguments of this process. If there is no room it goes on into
-    what was its environment, as setproctitle(3) does; the words are separated by spaces then.
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("start_code", "end_code", "start_data", "end_data")),
+        *((name, ctypes.c_uint64) for name in ("start_brk", "brk", "start_stack")),
+        *((name, ctypes.c_uint64) for name in ("arg_start", "arg_end", "env_start", "env_end")),
+        *(("auxv", ctypes.c_uint64), ("auxv_size", ctypes.c_uint32), ("exe_fd", ctypes.c_uint32)),
+    )
+
+
+_shown: list[object] = []  # what the kernel shows must stay in memory
+
+
+def show_process(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Show a command line and an environment in /proc, where `ps`, `pkill -f` and nvidia-smi read them.
+
+    OSError where the kernel cannot: before Linux 3.18, or without CONFIG_CHECKPOINT_RESTORE.
     """
+    with open("/proc/self/stat", encoding="utf-8") as stat:
+        fields = [0] * 3 + [int(each) for each in stat.read().rpartition(")")[2].split()[1:]]  # as in proc(5)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    arguments = "".join(f"{each}\0" for each in words).encode(errors="surrogateescape")
+    variables = "".join(f"{name}={value}\0" for name, value in environ.items()).encode(
+        errors="surrogateescape"
+    )
+    texts = [ctypes.create_string_buffer(each, len(each)) for each in (arguments, variables)]
+    (start, end), (environ_start, environ_end) = [
+        (ctypes.addressof(each), ctypes.addressof(each) + len(each)) for each in texts
+    ]
+    code, data = fields[25:27], fields[44:46]
+    brk, no_file = libc.sbrk(0), 0xFFFFFFFF
+    shown = _MemoryMap(
+        *code, *data, fields[46], brk, fields[27], start, end, environ_start, environ_end, 0, 0, no_file
+    )
+    set_mm, set_map = 35, 14
+    if libc.prctl(
+        set_mm, set_map, ctypes.byref(shown), ctypes.c_ulong(ctypes.sizeof(shown)), ctypes.c_ulong(0)
+    ):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _shown[:] = texts
+    with open("/proc/self/comm", "w", encoding="utf-8") as comm:
+        comm.write(os.path.basename(words[0])[:15])
+
+
+def why_not_shown() -> str:
+    """Why `show_process` is of no use here, in words; empty if it works. It changes nothing."""
     try:
+        with open("/proc/self/cmdline", "rb") as words, open("/proc/self/comm", encoding="utf-8") as comm:
+            command, name = words.read().decode(errors="surrogateescape").split("\0")[:-1], comm.read()
+        show_process(command)
         with open("/proc/self/comm", "w", encoding="utf-8") as comm:
-            comm.write(os.path.basename(words[0])[:15])
-        with open("/proc/self/stat", encoding="utf-8") as stat:
-            fields = [int(each) for each in stat.read().rpartition(")")[2].split()[1:]]
-    except OSError:
-        return
-    start, end, environ_end = fields[44], fields[45], fields[47]  # of arguments and environment, see proc(5)
-    text = "\0".join(words).encode(errors="surrogateescape") + b"\0"
-    if not start < end <= environ_end:
-        return
-    if len(text) > end - start:
-        text = text[: environ_end - start - 1].rstrip(b"\0").replace(b"\0", b" ")
-        ctypes.memmove(start, text + b"\0", len(text) + 1)
-        return
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-    if is_final:  # there would be no room for a longer one
-        set_mm, set_arg_end = 35, 9
-        # Needs CAP_SYS_RESOURCE; without it the command line ends with empty words.
-        ctypes.CDLL(None).prctl(set_mm, set_arg_end, ctypes.c_ulong(start + len(text)), 0, 0)
+            comm.write(name.rstrip("\n"))
+    except OSError as error:
+        return f"this kernel does not let a process show its command line ({error.strerror})"
+    return ""
 
 
 def _open_streams() -> None:

@@ -23,7 +23,8 @@ from rallypoint.launch.template.fresh_process import (
     forget_loggers,
     inherited_dispositions,
     run_as_new_process,
-    show_command,
+    show_process,
+    why_not_shown,
 )
 from rallypoint.launch.template.preloading import Unsafe, import_all, why_unsafe
 
@@ -203,7 +204,7 @@ def start_template(prepare: Callable[[], object] = lambda: None) -> Template | R
 
     `prepare` is called in each rank.
     """
-    if reason := why_unsafe():
+    if reason := why_unsafe() or why_not_shown():
         return Refused(reason)
     ours, theirs = socket.socketpair()
     rank_setup = _RankSetup(inherited_dispositions(), prepare)
@@ -235,7 +236,7 @@ def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
             signal.signal(number, handler)
     _close_all_but(channel)
     forget_loggers()
-    show_command(["rallypoint: template of ranks"])
+    show_process(["rallypoint: template of ranks"])
     _serve(channel, setup)
 
 
@@ -323,7 +324,7 @@ def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -
     while os.getppid() == intermediate:  # it exits at once, and then the agent is the parent
         time.sleep(0.0002)
     os.setsid()
-    show_command(["rallypoint: a rank that waits for its start"])
+    show_process(["rallypoint: a rank that waits for its start"])
     _send(channel, os.getpid())
     try:
         request, streams = _receive(channel)

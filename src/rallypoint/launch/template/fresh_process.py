@@ -2,7 +2,7 @@
 
 What a new process would have of its own is made anew: environment, signal dispositions, streams, `sys.argv`,
 `sys.path`, `__main__`, entropy, exit handlers, and what /proc shows of it. What cannot be: the seed of
-`hash()`, which the ranks of a machine share. And the traceback of an exit handler that fails has a frame more.
+`hash()`, which the ranks of a machine share. And the traceback of a failing exit handler has one more frame.
 """
 
 from __future__ import annotations

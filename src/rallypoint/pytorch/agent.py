@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -20,6 +19,7 @@ from typing import Any
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, report_exits
+from rallypoint.store.machine.lifetime import on_parent_end
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
 _DEVICES = "--nproc-per-node=devices"
@@ -34,27 +34,17 @@ _CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT))
 def end_with_launcher() -> None:
     """From now on, end this agent and its ranks when the launcher that started it is gone.
 
-    Not what ranks have started in sessions of their own: torchrun leaves that alone, too.
+    Not what ranks have started in sessions of their own: torchrun leaves that alone, too. The launcher has
+    written the secret that it had in a variable into the pipe, or an empty line.
     """
     given = read_handover(os.environ)
     if given.lifeline >= 0:
         os.environ.update(given._replace(lifeline=-1).variables())  # it is not for the ranks
-        _take_secret(given.lifeline)
-        threading.Thread(target=_outlive_briefly, args=(given.lifeline,), daemon=True).start()
+        if text := on_parent_end(given.lifeline, _end_soon):
+            set_process_secret(Secret(text, f"the variable {SECRET_VARIABLE}"))
 
 
-def _take_secret(pipe: int) -> None:
-    """The launcher has written the secret that it had in a variable, or an empty line."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
-        line += byte
-    if text := line.decode().strip():
-        set_process_secret(Secret(text, f"the variable {SECRET_VARIABLE}"))
-
-
-def _outlive_briefly(pipe: int) -> None:
-    while os.read(pipe, 1):
-        pass  # nobody writes to it: this waits for its end
+def _end_soon() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # torchrun tells its ranks to end, and ends
     time.sleep(_GRACE_SECONDS)
     _kill_ranks()

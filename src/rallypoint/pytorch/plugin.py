@@ -46,16 +46,15 @@ from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, pa
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import UnfitError, why_unfit
 from rallypoint.launch.lost_agent import DeathNotice
-from rallypoint.launch.options import BACKEND
+from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
 from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
+from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
-from rallypoint.pytorch.conf import Conf
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.store.connect.connection import who_am_i
@@ -94,13 +93,16 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def __init__(self, params: RendezvousParameters) -> None:
         take_secret()
-        conf = Conf.parse(params.config)
+        conf = parse_conf(params.config)
         size = Size(params.min_nodes, params.max_nodes)
         self._run_id = params.run_id
-        self._has_relays = conf.relay is not False and patch_of() is not Patch.NEVER
+        self._has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
         launchers = size.most + conf.spares
         self._place = _open_place(params, launchers, conf, has_relays=self._has_relays)
-        times = conf.times.outlasting(self._place.pause_seconds)
+        times = MeetingTimes(
+            *(conf.join_timeout, conf.last_call_timeout, conf.close_timeout),
+            *(conf.keep_alive_interval, conf.keep_alive_max_attempt),
+        )
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
@@ -110,7 +112,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             params.run_id,
             member,
             size,
-            times,
+            times.outlasting(self._place.pause_seconds),
             spares=conf.spares,
             settings=conf.shared(size, has_relays=self._has_relays),
             endpoint=str(parse_endpoints(params.endpoint)),
@@ -317,10 +319,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _wants_relay(self, met: Round) -> bool:
         if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
-            if self._conf.relay:
+            if self._conf.relay == "on":
                 logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
             return False
-        return met.size > 1 if self._conf.relay is None else self._conf.relay
+        return self._conf.relay == "on" or (self._conf.relay == "auto" and met.size > 1)
 
     def _first_failure(self) -> Ending | None:
         """What failed first on this machine in the attempt that has just ended."""
@@ -355,7 +357,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
 
 def _open_place(
-    params: RendezvousParameters, launchers: int, conf: Conf, *, has_relays: bool
+    params: RendezvousParameters, launchers: int, conf: RendezvousSettings, *, has_relays: bool
 ) -> MeetingPlace:
     endpoints = parse_endpoints(params.endpoint)
     if launchers > 1 and not endpoints[0].port:
@@ -363,14 +365,14 @@ def _open_place(
             "several machines need an endpoint to meet at",
             hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
         )
-    local_address, seconds = params.local_addr, conf.times.join
+    local_address, seconds = params.local_addr, conf.join_timeout
     if len(endpoints) > 1:
         return open_replicated(
             endpoints,
             params.run_id,
             local_address=local_address,
             seconds=seconds,
-            ports=conf.ports,
+            ports=conf.port_range,
             has_relays=has_relays,
         )
     [endpoint] = endpoints
@@ -381,7 +383,7 @@ def _open_place(
         hosts=conf.is_host,
         local_address=local_address,
         seconds=seconds,
-        ports=conf.ports,
+        ports=conf.port_range,
     )
 
 

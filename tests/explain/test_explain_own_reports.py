@@ -83,7 +83,7 @@ def _report(
             (folder / name).write_text(to_text(failure))
         for each in exits or []:
             reports.report_exit(folder, each)
-        reports.report_stall(folder, stall)
+        reports.STALL.leave(stall, folder)
         _tell_failure(Reports(folder), lost or [])
     return capsys.readouterr().err
 

@@ -183,7 +183,7 @@ def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_roll_of_the_whole_job_goes_first(folder: Path) -> None:
-    reports.report_roll(JoinProgress(5, 8, "missing: 3 and 7 on node-b"))
+    reports.ROLL.leave(JoinProgress(5, 8, "missing: 3 and 7 on node-b"))
     assert Reports(folder).roll() == JoinProgress(5, 8, "missing: 3 and 7 on node-b")
     assert not Reports(folder).roll().complete
 

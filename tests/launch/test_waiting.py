@@ -102,9 +102,9 @@ def test_a_line_is_printed_once_and_the_launcher_can_read_it(
 
     with Waiting(describe, at_start=False):
         until(lambda: len(updates) > 5, "the state is updated")
-        assert reports.Reports(tmp_path).waiting().startswith("waiting for node-b")
+        assert reports.Reports(tmp_path).read(reports.WAITING).startswith("waiting for node-b")
     assert caplog.messages == ["rallypoint: waiting for node-b, 1 s left"]
-    assert reports.Reports(tmp_path).waiting() == ""
+    assert reports.Reports(tmp_path).read(reports.WAITING) == ""
 
 
 def test_ctrl_c_without_a_launcher_prints_the_state(

@@ -20,12 +20,12 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
 from rallypoint.launch.config import Program, settle, split_arguments
-from rallypoint.launch.delivery import Heard, SignalProbe, to_agent, to_rank
+from rallypoint.launch.delivery import Heard, SignalProbe, end_orphans, to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
 from rallypoint.launch.handover import read_handover
-from rallypoint.launch.lost_agent import end_orphans, post_death_notice
 from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
+from rallypoint.launch.rendezvous.register import post_death_notice
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.schedulers.placement import find_placement, idle_machines
@@ -181,7 +181,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
 
 def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
     """Run the one rank that this process is to be."""
-    from rallypoint.cli.tasks import run_task  # late: no other job needs it
+    from rallypoint.launch.rendezvous.task_group import run_task  # late: no other job needs it
 
     given = read_handover(os.environ)._replace(reports=folder)  # this process itself has to report as well
     os.environ.update(given.variables())
@@ -256,14 +256,14 @@ class _JoinLine:
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         advice = f"; see `rallypoint status {shown(roll.store)}`" if roll.store else ""
-        is_later = self._found.attempt() > 0
+        is_later = self._found.read(reports.ATTEMPT) > 0
         if roll.complete or is_later:
             self.clear()
             if not is_later:
                 self._write(f"rallypoint: {roll.text} after {seconds:.1f} s{advice}\n")
             return False
         if self._live and (roll.expected or self._from_start):
-            waiting = shown(self._found.waiting(), LONGEST_SENTENCE)  # with the time that is left
+            waiting = shown(self._found.read(reports.WAITING), LONGEST_SENTENCE)  # with the time that is left
             self._redraw(f"rallypoint: {waiting or f'{roll.text}, {seconds:.0f} s{advice}'}")
         elif roll.expected and seconds > self._remark_after:
             while self._remark_after < seconds:  # the ranks may only be known after a long start
@@ -299,7 +299,7 @@ class _JoinLine:
 def _tell_missing(found: Reports) -> None:
     """Print what a job that was told to end had waited for: machines, or ranks if some had joined."""
     roll = found.roll()
-    waiting = shown(found.waiting(), LONGEST_SENTENCE)
+    waiting = shown(found.read(reports.WAITING), LONGEST_SENTENCE)
     if not waiting and roll.joined and not roll.complete:
         waiting = roll.text
     if waiting:
@@ -313,7 +313,8 @@ def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary 
     if roll.expected and not roll.complete:
         lines.append(roll.text)
     failures = found.failures()
-    blame = found.first(FailureSummary) or find_blame(failures, found.exits(), [*found.lost(), *lost])
+    lost = (*found.read(reports.LOST), *lost)
+    blame = found.read(reports.FIRST) or find_blame(failures, found.exits(), lost)
     if blame is not None:
         lines.append(printable(blame.headline))
         lines += [f"  {shown(line, LONGEST_SENTENCE)}" for line in blame.frames()[-_TRACEBACK_LINES:]]
@@ -333,12 +334,12 @@ def _last_seen(found: Reports, blame: FailureSummary | None) -> list[str]:
     from rallypoint.launch.stacks.grouping import put_together  # late: a job that succeeds does not need it
     from rallypoint.launch.stacks.words import last_place, summary_lines
 
-    if stall := found.stall():
+    if stall := found.read(reports.STALL):
         return [
             "before that, the job stood still:",
             *(f"  {shown(each, 500)}" for each in stall.splitlines()),
         ]
-    activity = found.activity()
+    activity = found.read(reports.ACTIVITY)
     if activity is None or blame is None:
         return []
     if blame.exit is not None:

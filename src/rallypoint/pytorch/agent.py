@@ -18,7 +18,7 @@ from typing import Any
 
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
-from rallypoint.launch.reports import erase_live_line, report_exits
+from rallypoint.launch.reports import erase_live_line, exits_of, report_exits
 from rallypoint.store.machine.lifetime import on_parent_end
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
@@ -164,7 +164,7 @@ def report_ends_of_attempts() -> None:
     def watch(agent: Any, group: Any) -> Any:
         result = monitor(agent, group)
         if result.is_failed():
-            report_exits(result.failures)
+            report_exits(exits_of(result.failures))
         group.spec.rdzv_handler.restarts_left = agent._remaining_restarts - result.is_failed()
         return result
 

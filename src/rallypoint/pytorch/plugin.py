@@ -45,16 +45,16 @@ from rallypoint.launch.blame import read_summary, to_ending
 from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import UnfitError, why_unfit
-from rallypoint.launch.lost_agent import DeathNotice
 from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
+from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.pytorch.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.store.connect.connection import who_am_i
@@ -221,7 +221,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._ask(lambda: self._meeting.leave(first, "the job has ended"), None)
             if first is not None:
                 of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None) or first
-                reports.report_first(read_summary(of_all.detail or of_all.text))
+                reports.FIRST.leave(read_summary(of_all.detail or of_all.text))
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True

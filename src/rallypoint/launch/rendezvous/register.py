@@ -17,11 +17,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rallypoint.client.base import NOTHING, Store, seen
-from rallypoint.codec import to_text
-from rallypoint.errors import StoreTimeoutError
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
+from rallypoint.codec import from_text, to_text
+from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.launch.rendezvous.digest import (
     Assignment,
     Digest,
@@ -33,6 +36,7 @@ from rallypoint.launch.rendezvous.digest import (
     end_of,
 )
 from rallypoint.launch.rendezvous.roster import (
+    Ending,
     Member,
     Refusals,
     Roster,
@@ -42,6 +46,7 @@ from rallypoint.launch.rendezvous.roster import (
     read_value,
     unreadable,
 )
+from rallypoint.store.rollcall.identity import Role
 
 Rule = Callable[[Roster], Roster]
 
@@ -49,6 +54,9 @@ _DIGEST = "roster"
 _REQUESTS = "lines"
 _CLOSED = "closed"
 _DESK_BYTES = 1 << 22
+_NOTICE = "member.json"
+_NOTICE_SECONDS = 3.0
+_LAST_VISIT = 1 << 31  # later than any of the agent's own
 _MANY = 8  # requests are many if they are this part of the machines
 
 
@@ -306,6 +314,37 @@ class Register:
             self._store.delete_key(_CLOSED)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))
+
+
+@dataclass(frozen=True)
+class DeathNotice:
+    """What an agent leaves to its launcher: how to report to the rendezvous that it was killed.
+
+    A launcher sees at once that its agent was killed. The other machines would miss it after some seconds
+    without a sign of life.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    member: Member
+    size: Size
+
+    def leave_to(self, folder: Path) -> None:
+        (folder / _NOTICE).write_text(to_text(self), encoding="utf-8")
+
+
+def post_death_notice(folder: Path, how: str) -> None:
+    """Report how the agent of this folder has ended. Does nothing if it had not joined a rendezvous."""
+    try:
+        left = from_text(DeathNotice, (folder / _NOTICE).read_text(encoding="utf-8"))
+        with TCPStore(left.host, left.port, timeout=_NOTICE_SECONDS, role=Role.AGENT) as store:
+            register = Register(PrefixStore(left.prefix, store), left.member.id, left.size)
+            leave = replace(left.member, visit=_LAST_VISIT)
+            ending = Ending(f"torchrun's agent on {left.member} has ended {how}", time.time())
+            register.post(RosterRequest(leave=leave, lost=True, ending=ending))
+    except (OSError, ValueError, RallypointError):
+        pass  # then it is missed, after a while
 
 
 def _arc_key(names: str, number: int) -> str:

@@ -197,7 +197,7 @@ class RollCall:
         return report is not None and report.complete
 
     def _report_progress(self, roll: reports.JoinProgress) -> None:
-        reports.report_roll(replace(roll, store=self._view.address))
+        reports.ROLL.leave(replace(roll, store=self._view.address))
 
     def _remark(self, roll: reports.JoinProgress) -> None:
         """Under a torchrun of the user's own there is no launcher to say it."""
@@ -298,7 +298,7 @@ class RoundFailures:
 
     def report(self) -> None:
         """Tell the launcher which servers are gone."""
-        reports.report_lost(self._lost)
+        reports.LOST.leave(tuple(self._lost))
 
 
 def _is_no_consequence(record: logging.LogRecord) -> bool:

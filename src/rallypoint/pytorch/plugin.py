@@ -42,26 +42,25 @@ from rallypoint.errors import (
 )
 from rallypoint.launch import reports
 from rallypoint.launch.blame import read_summary, to_ending
-from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
-from rallypoint.launch.environment import inject, name_interfaces, name_relay
+from rallypoint.launch.endpoint import parse_endpoints, parse_round_store
 from rallypoint.launch.health import UnfitError, why_unfit
 from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
 from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
-from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
+from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
+from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness
 from rallypoint.launch.stacks.watching import RankWatch
-from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
+from rallypoint.launch.switches import Patch, client_of, patch_of
 from rallypoint.pytorch.parameters import StoreParameters
-from rallypoint.pytorch.substitution import find_fault, make_store
+from rallypoint.pytorch.rank_route import RankRoute
+from rallypoint.pytorch.substitution import make_store
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.server.guard.secret import job_secret, take_secret
+from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")
@@ -96,9 +95,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         conf = parse_conf(params.config)
         size = Size(params.min_nodes, params.max_nodes)
         self._run_id = params.run_id
-        self._has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
+        has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
         launchers = size.most + conf.spares
-        self._place = _open_place(params, launchers, conf, has_relays=self._has_relays)
+        self._place = _open_place(params, launchers, conf, has_relays=has_relays)
+        self._route = RankRoute(self._place, conf, has_relays=has_relays, is_shared=launchers > 1)
         times = MeetingTimes(
             *(conf.join_timeout, conf.last_call_timeout, conf.close_timeout),
             *(conf.keep_alive_interval, conf.keep_alive_max_attempt),
@@ -114,7 +114,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             size,
             times.outlasting(self._place.pause_seconds),
             spares=conf.spares,
-            settings=conf.shared(size, has_relays=self._has_relays),
+            settings=conf.shared(size, has_relays=has_relays),
             endpoint=str(parse_endpoints(params.endpoint)),
             find_jobs=self._place.find_jobs,
             on_end=self._announce_restart,
@@ -159,15 +159,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         ending = self._first_failure()
         self._failures.forget()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
-        if self._prepares_relays:
-            self._place.prepare_relay()
+        self._route.prepare()
         try:
             if self._place.is_replicated and not self._has_taken_part:
                 self._meeting.open_again()
             if not self._is_well:  # who waits for a spare is not kept waiting for what its ranks have shown
                 self._examine()
             self._is_well = False
-            return self._enter(self._meeting.next_round(self._start_store, ending))
+            return self._enter(self._meeting.next_round(self._route.start_store, ending))
         except MeetingClosedError as error:
             if not self._conf.spares or self._has_taken_part:
                 raise _as_torch(error) from error
@@ -251,16 +250,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
                 self._meeting.stay_out(reason)
             raise UnfitError(self._conf.examination, reason)
 
-    @property
-    def _prepares_relays(self) -> bool:
-        return self._heart is not None and self._has_relays and not self._conf.workers
-
-    def _start_store(self, assignment: Assignment) -> str:
-        workers = self._conf.workers
-        if workers is None:
-            workers = workers_for(assignment.size, have_relays=self._has_relays)
-        return str(self._place.start_round(assignment.name, workers, has_relays=self._has_relays))
-
     def _enter(self, met: Round) -> RendezvousInfo:
         reports.begin_attempt(met.number)
         self._joining.begin(met.number)
@@ -274,7 +263,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             )
         round_store = parse_round_store(met.store)
         store_place, view = round_store.master, self._place.view_of(round_store)
-        place = self._lead_ranks_to(round_store, met)
+        relay = self._route.open(round_store, met)
+        self._failures.enter(round_store, relay if relay is None or round_store.name else store_place)
+        place = relay or store_place
         patience = timedelta(seconds=self._meeting.times.join)
         wanted = StoreParameters(*place, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
@@ -286,43 +277,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             prepare = planned(view, met.number, self._meeting.members_of(met))
             self._joining.call_roll(RollCall(way, view, prepare, self._has_launcher))
         self._watch.start(place, view)
-        if self._conf.spares and self._prepares_relays:
-            self._place.prepare_relay()  # a round with a spare is to begin at once
+        if self._conf.spares:
+            self._route.prepare()  # a round with a spare is to begin at once
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
             met.size,
             RendezvousStoreInfo(*store_place),
         )
-
-    def _lead_ranks_to(self, store: RoundStore, met: Round) -> Endpoint:
-        """Put into the environment, which ranks inherit, how they reach the round's store; where that is."""
-        relay = self._place.start_relay(store) if self._wants_relay(met) else None
-        if relay is None and job_secret() is not None and not is_this_machine(store.master.host):
-            raise UsageError(
-                f"the workers of this machine need a relay to reach {store.master}, as this job has a secret",
-                hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
-            )
-        name_relay(os.environ, relay, store.master)
-        self._failures.enter(store, relay if relay is None or store.name else store.master)
-        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
-            logger.warning("rallypoint: %s", named)
-        place = relay or store.master
-        fault = find_fault(*place)
-        if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
-            if fault is not None:
-                logger.info(
-                    "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
-                )
-            os.environ.update(inject(os.environ))
-        return place
-
-    def _wants_relay(self, met: Round) -> bool:
-        if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
-            if self._conf.relay == "on":
-                logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
-            return False
-        return self._conf.relay == "on" or (self._conf.relay == "auto" and met.size > 1)
 
     def _first_failure(self) -> Ending | None:
         """What failed first on this machine in the attempt that has just ended."""

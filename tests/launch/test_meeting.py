@@ -35,8 +35,8 @@ from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.register import Register
-from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
+from rallypoint.launch.rendezvous.servers import open_replicated
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server

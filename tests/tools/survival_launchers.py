@@ -23,8 +23,8 @@ from rallypoint.errors import MeetingClosedError, RallypointError
 from rallypoint.launch.endpoint import Endpoints, parse_round_store
 from rallypoint.launch.rendezvous.digest import Assignment
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
-from rallypoint.launch.rendezvous.replicated import ReplicatedPlace, open_replicated
 from rallypoint.launch.rendezvous.roster import Member, Size
+from rallypoint.launch.rendezvous.servers import ReplicatedPlace, open_replicated
 from simulated_ranks import FailedError
 from survival_clients import PATIENCE
 

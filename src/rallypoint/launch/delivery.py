@@ -184,13 +184,12 @@ class SignalProbe:
     def _renew(self) -> None:
         process = _start_probe()
         if process is not None:
-            self._children.append(_Child(process, time.monotonic()))
+            self._children.append(_Child(process))
         while len(self._children) > 1 and self._is_oldest_over():
             self._end_oldest()
 
     def _is_oldest_over(self) -> bool:
-        since = self._children[1].began
-        return time.monotonic() - since > _BURST_SECONDS or len(self._children) > _MOST_CHILDREN
+        return self._children[1].burst.passed or len(self._children) > _MOST_CHILDREN
 
     def _end_oldest(self) -> None:
         with self._children.pop(0).process as process:
@@ -200,7 +199,7 @@ class SignalProbe:
 @dataclass
 class _Child:
     process: subprocess.Popen[bytes]
-    began: float
+    burst: Deadline = field(default_factory=lambda: Deadline(_BURST_SECONDS))
     seen: set[int] = field(default_factory=set)
     """Signals that wait for it, and were asked for; or that will, as they have reached another one."""
 

@@ -232,8 +232,8 @@ def _await_look(who: RankIdentity) -> None:
 
 
 def _await_removal(mark: Path) -> None:
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while mark.exists() and time.monotonic() < deadline:
+    deadline = Deadline(_ENDING_SECONDS)
+    while mark.exists() and not deadline.passed:
         time.sleep(_ENDING_LOOK_SECONDS)
 
 

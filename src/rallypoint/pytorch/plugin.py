@@ -6,7 +6,7 @@
 The machine that the endpoint names holds the meeting place, a store server. Each round gets a store server
 of its own, which is its workers' MASTER_ADDR and MASTER_PORT. With several machines, each has a relay for it,
 to which its workers connect. A job of one machine needs no meeting place: its store is at the endpoint.
-An endpoint of several hosts is a store that outlives its machine: see `launch.rendezvous.replicated`.
+An endpoint of several hosts is a store that outlives its machine: see `launch.rendezvous.servers`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, R
 from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
 from rallypoint.launch.rendezvous.register import DeathNotice
-from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness
+from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, open_replicated, openness
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import Patch, client_of, patch_of
 from rallypoint.pytorch.parameters import StoreParameters

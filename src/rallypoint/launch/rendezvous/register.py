@@ -53,6 +53,7 @@ Rule = Callable[[Roster], Roster]
 _DIGEST = "roster"
 _REQUESTS = "lines"
 _CLOSED = "closed"
+_DESK, _BEAT, _END = "desk/{}", "beat/{}", "end/{}"
 _DESK_BYTES = 1 << 22
 _NOTICE = "member.json"
 _NOTICE_SECONDS = 3.0
@@ -116,7 +117,7 @@ class Register:
                 self._ring, self._arcs = digest.names, {}
             if number not in self._arcs:
                 self._arcs[number] = read_value(
-                    tuple[str, ...], self._read(_arc_key(digest.names, number)) or b"[]"
+                    tuple[str, ...], self._read(f"{digest.names}/{number}") or b"[]"
                 )
             return self._arcs[number]
 
@@ -129,7 +130,7 @@ class Register:
             while self._digest.desk > desk + 1:  # nobody reads that one any more
                 desk = self._digest.desk
                 number = self._add(
-                    _REQUESTS, 1, after=(_desk_key(desk), to_text(request, sparse=True) + "\n")
+                    _REQUESTS, 1, after=(_DESK.format(desk), to_text(request, sparse=True) + "\n")
                 )
             if self._digest.is_due(number, self._size):
                 self._take_in(number)
@@ -169,16 +170,16 @@ class Register:
     def beat(self) -> Digest:
         """Give a sign of life; the latest digest."""
         with self._lock:
-            self._add(_beat_key(self._member_id), 1)
+            self._add(_BEAT.format(self._member_id), 1)
             return self._digest
 
     def beats_of(self, member_id: str) -> int:
         """How many signs of life a machine has given."""
-        return self._store.add(_beat_key(member_id), 0)
+        return self._store.add(_BEAT.format(member_id), 0)
 
     def beats_of_all(self, ids: Sequence[str]) -> dict[str, bytes]:
         """The same of several machines, in one request, but as text."""
-        keys = [_beat_key(each) for each in ids]
+        keys = [_BEAT.format(each) for each in ids]
         if not self._store.check(keys):  # one may have been killed before its first sign
             for each in ids:
                 self.beats_of(each)
@@ -201,7 +202,7 @@ class Register:
 
     def await_end(self, number: int, seconds: float) -> RoundEnd | None:
         """How the round of that number has ended; None if it has not within `seconds`."""
-        key = _end_key(number)
+        key = _END.format(number)
         return read_value(RoundEnd, text) if self._await(key, seconds) and (text := self._read(key)) else None
 
     def await_closed(self, seconds: float) -> None:
@@ -271,8 +272,8 @@ class Register:
         number = self._store.add(_REQUESTS, 0)
         if number <= before.folded:
             return before, {}
-        late = self._read(_desk_key(before.desk - 1))[before.read_before :]
-        requests = self._read(_desk_key(before.desk))[before.read :]
+        late = self._read(_DESK.format(before.desk - 1))[before.read_before :]
+        requests = self._read(_DESK.format(before.desk))[before.read :]
         read, read_before = before.read + len(requests), before.read_before + len(late)
         noted = replace(before, folded=number, read=read, read_before=read_before)
         after, refused = noted.take_in(read_requests(late + requests), self._size)
@@ -282,7 +283,7 @@ class Register:
         before, desk = self._digest, self._roster.desk
         names = f"names/{self._member_id}/{before.version + 1}"
         ring = [json.dumps(each) for each in arcs(after)]
-        keys = [names, *_arc_keys(names, len(ring))]
+        keys = [names, *(f"{names}/{number}" for number in range(len(ring)))]
         self._store.multi_set(keys, [to_text(after), *ring])
         text = to_text(Digest.of(after, self._size, before, names)).encode()
         found = self._store.compare_set(_DIGEST, self._text, text)
@@ -291,8 +292,8 @@ class Register:
         if is_written:
             self._names, self._roster = names, after
             old = before.names_before
-            keys = [old, *_arc_keys(old, before.arcs_before)] if old else []
-            keys += map(_desk_key, range(desk - 1, after.desk - 1))
+            keys = [old, *(f"{old}/{number}" for number in range(before.arcs_before))] if old else []
+            keys += map(_DESK.format, range(desk - 1, after.desk - 1))
         for key in keys:
             self._store.delete_key(key)
         return is_written
@@ -306,8 +307,8 @@ class Register:
             for each, assignment in assignments.items()
         }
         if end := end_of(before, after):
-            texts[_end_key(before.round)] = to_text(end, sparse=True)
-            self._store.delete_key(_end_key(before.round - 1))
+            texts[_END.format(before.round)] = to_text(end, sparse=True)
+            self._store.delete_key(_END.format(before.round - 1))
         if after.closed and not before.closed:
             texts[_CLOSED] = ""
         elif before.closed and not after.closed:  # it is another job's
@@ -345,26 +346,6 @@ def post_death_notice(folder: Path, how: str) -> None:
             register.post(RosterRequest(leave=leave, lost=True, ending=ending))
     except (OSError, ValueError, RallypointError):
         pass  # then it is missed, after a while
-
-
-def _arc_key(names: str, number: int) -> str:
-    return f"{names}/{number}"
-
-
-def _arc_keys(names: str, count: int) -> list[str]:
-    return [_arc_key(names, number) for number in range(count)]
-
-
-def _beat_key(member_id: str) -> str:
-    return f"beat/{member_id}"
-
-
-def _desk_key(desk: int) -> str:
-    return f"desk/{desk}"
-
-
-def _end_key(number: int) -> str:
-    return f"end/{number}"
 
 
 def _assignment_key(member: Member) -> str:

@@ -354,7 +354,7 @@ class ReplicatedPlace(MeetingPlace):
     would lose what is under way when the store moves. The ranks of a machine have another one, as in other
     jobs. The round's keeper puts one more where the round's store would listen: MASTER_ADDR and MASTER_PORT
     name it, alike on all machines, for scripts that use them for more than the store, and for ranks that know
-    nothing of relays. One such store is for many jobs: each rendezvous and each round has a named store there.
+    nothing of relays. One such store is for many jobs: each rendezvous and each round has a named store.
     """
 
     is_replicated = True

@@ -242,14 +242,6 @@ def test_machines_that_come_at_the_same_time_agree(any_hall: Hall, count: int) -
     assert any_hall.started == [(0, met.members[0].id)]
 
 
-def test_the_machine_that_the_endpoint_names_keeps_the_store(hall: Hall) -> None:
-    machines = [hall.machine(name, Size(3, 3), rank, keeps=rank == 2) for rank, name in enumerate("abc")]
-    met = agreed(machines, together(machines))
-    assert names(met.members) == "abc"
-    assert hall.started == [(0, "c")]
-    assert met.store == "c:0:1"
-
-
 def test_a_store_that_nobody_leads_is_named() -> None:
     """The sockets do not listen, as those of processes that stand by."""
     standbys = [reserve("127.0.0.1", 0)[0] for _ in range(2)]
@@ -403,16 +395,6 @@ def test_who_comes_before_the_last_call_takes_part(hall: Hall) -> None:
     assert met.number == 0
 
 
-def test_one_that_comes_later_takes_part_in_the_next_round(hall: Hall) -> None:
-    size, times = Size(1, 2), MeetingTimes(last_call=0)
-    early, late = hall.machine("a", size, times=times), hall.machine("b", size, times=TIMES)
-    agreed([early], [early.enter()])
-    coming = late.coming()
-    until(early.wants_restart, "the one that is there notices")
-    met = agreed([early, late], [early.enter(), coming.result()])
-    assert (met.number, len(hall.started)) == (1, 2)
-
-
 def test_one_too_many_waits_as_long_as_it_takes(hall: Hall) -> None:
     size = Size(2, 2)
     first, second, spare = hall.machines("abc", size)
@@ -463,13 +445,6 @@ def test_who_came_and_who_is_missing_is_said(hall: Hall) -> None:
     assert message.endswith("; missing: machine rank 1, 3")
     assert "endpoint" in caught.value.hint
     assert names(second.roster.everybody) == "b", "who gives up leaves"
-
-
-def test_machines_without_ranks_are_missed_without_names(hall: Hall) -> None:
-    machine = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
-    with pytest.raises(JoinTimeoutError) as caught:
-        machine.enter()
-    assert caught.value.message == "1 of 2 machines connected within 0 s: host-a (process 100)"
 
 
 def test_who_waits_for_a_rank_that_is_taken_is_said(hall: Hall) -> None:
@@ -627,16 +602,6 @@ def test_a_job_whose_machines_were_all_killed_is_soon_started_again(hall: Hall, 
     for _ in range(TIMES.beats_missed + 4):
         beat(hall, machines)
     assert agreed(machines, [call.result() for call in calls]).number == 1
-
-
-def test_who_is_lost_while_it_waits_is_no_reason_to_start_again(hall: Hall) -> None:
-    first, second, spare = machines = hall.machines("abc", Size(2, 2))
-    together([first, second])
-    spare.coming()
-    until(lambda: first.roster.waiting, "the spare one waits")
-    miss(hall, machines, spare)
-    assert (first.roster.waiting, first.roster.lost) == ((), ())
-    assert not first.wants_restart()
 
 
 def test_who_was_counted_as_lost_may_come_back(hall: Hall) -> None:

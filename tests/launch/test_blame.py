@@ -19,7 +19,7 @@ from rallypoint.explain.verdict import judge
 from rallypoint.launch import reports
 from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity, find_blame
 from rallypoint.launch.handover import VARIABLE
-from rallypoint.launch.last_words import last_words, logs_since, place_of_report
+from rallypoint.launch.last_words import explain_failure, last_words, logs_since, place_of_report
 from rallypoint.launch.reports import JoinProgress, Reports
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:9952. This is typically caused by ..."

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from rallypoint.cli.run import _JoinLine, _tell_failure, _tell_stall
+from rallypoint.cli.run import _JoinLine, _print_failure, _print_stall
 from rallypoint.codec import to_text
 from rallypoint.explain.events import FAILURES, Event, Kind, Process, Raised
 from rallypoint.explain.lines import Line, Prefixes
@@ -84,7 +84,7 @@ def _report(
         for each in exits or []:
             reports.report_exit(folder, each)
         reports.STALL.leave(stall, folder)
-        _tell_failure(Reports(folder), lost or [])
+        _print_failure(Reports(folder), lost or [])
     return capsys.readouterr().err
 
 
@@ -165,11 +165,11 @@ def test_advice_is_no_clue() -> None:
 
 
 def test_a_stall_names_the_odd_rank_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell_stall([*_stall().splitlines(), "see `rallypoint stacks localhost:29500`"])
+    _print_stall([*_stall().splitlines(), "see `rallypoint stacks localhost:29500`"])
     event = _only(capsys.readouterr().err)
     assert (event.kind, event.process.rank, event.process.host) == (Kind.STALL, 1, "node-a")
     assert "load_batch (data.py:88)" in event.text
-    _tell_stall(["the ranks go on"])
+    _print_stall(["the ranks go on"])
     assert _only(capsys.readouterr().err).kind is Kind.STEP
 
 

@@ -33,7 +33,7 @@ from rallypoint.errors import (
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round, Timeouts
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
 from rallypoint.launch.rendezvous.servers import open_replicated
@@ -44,8 +44,8 @@ from raw import SECONDS, until
 
 T = TypeVar("T")
 
-TIMES = MeetingTimes(join=60, last_call=30, close=30, beat=5, beats_missed=3)
-LOOK = "rallypoint.launch.rendezvous.meeting._LOOK_SECONDS"
+TIMES = Timeouts(join=60, last_call=30, close=30, beat=5, beats_missed=3)
+LOOK = "rallypoint.launch.rendezvous.participant._CHECK_SECONDS"
 
 
 class Time:
@@ -99,10 +99,10 @@ class Call(Generic[T]):
         return self._future.result(SECONDS)
 
 
-class Machine(Meeting):
+class Machine(Participant):
     """A machine whose stores are but names, which it notes in `started`: the round, and itself."""
 
-    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, times: MeetingTimes) -> None:
+    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, times: Timeouts) -> None:
         super().__init__(
             store, hall.run_id, member, size, times, hall.time.watch(member.id), on_end=self._hear
         )
@@ -147,13 +147,13 @@ class Hall:
         rank: int = -1,
         *,
         keeps: bool = False,
-        times: MeetingTimes = TIMES,
+        times: Timeouts = TIMES,
         store: Store | None = None,
     ) -> Machine:
         member = Member(name, f"host-{name}", 100 + len(self._stores), rank, keeps)
         return Machine(self, store or self.store(), member, size, times)
 
-    def machines(self, names: str, size: Size, times: MeetingTimes = TIMES) -> list[Machine]:
+    def machines(self, names: str, size: Size, times: Timeouts = TIMES) -> list[Machine]:
         return [self.machine(name, size, times=times) for name in names]
 
     def close(self) -> None:
@@ -301,9 +301,9 @@ def traffic(count: int) -> int:
     machines = [
         hall.machine(f"{number:04}", size, store=Weighed("weighed", hall.store())) for number in range(count)
     ]
-    arrived = {machine: machine._come() for machine in machines}
+    arrived = {machine: machine._join() for machine in machines}
     for machine in machines:
-        machine._come = lambda *_: arrived[machine]  # type: ignore[method-assign]  # noqa: B023
+        machine._join = lambda *_: arrived[machine]  # type: ignore[method-assign]  # noqa: B023
         machine.enter()
     hall.close()
     return sum(sizes)
@@ -335,13 +335,13 @@ def test_all_machines_are_one_ring(hall: Hall) -> None:
 def test_while_machines_keep_coming_the_scribe_takes_many_in_at_once(hall: Hall) -> None:
     size = Size(300, 300)
     scribe = hall.machine("scribe", size)
-    scribe._come()
+    scribe._join()
     for number in range(256):
         member = Member(f"{number:016x}", "host", number)
         Register(PrefixStore(scribe.prefix, hall.store()), member.id, size).post(RosterRequest(come=member))
-        digest = scribe._look()
+        digest = scribe._read_digest()
     assert digest.version < 64
-    assert scribe._look().everybody == 257, "as no more came"
+    assert scribe._read_digest().everybody == 257, "as no more came"
 
 
 @pytest.mark.slow
@@ -476,7 +476,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], str]]:
         found[chr(ord("a") + len(found))] = describe
         return nullcontext()
 
-    monkeypatch.setattr("rallypoint.launch.rendezvous.meeting.Waiting", waiting)
+    monkeypatch.setattr("rallypoint.launch.rendezvous.participant.Waiting", waiting)
     return found
 
 
@@ -638,7 +638,7 @@ def test_a_pause_of_all_costs_nobody_its_place(hall: Hall) -> None:
 
 @pytest.mark.parametrize(("beat", "missed", "expected"), [(5.0, 3, 3), (5.0, 1, 2), (0.3, 3, 34)])
 def test_patience_outlasts_a_store_that_moves(beat: float, missed: int, expected: int) -> None:
-    times = MeetingTimes(beat=beat, beats_missed=missed)
+    times = Timeouts(beat=beat, beats_missed=missed)
     assert times.outlasting(10.0).beats_missed == expected
     assert times.outlasting(0.0) == times
 
@@ -713,7 +713,7 @@ def call_last(hall: Hall, machines: Sequence[Machine]) -> None:
 
 
 def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=Timeouts(beat=0.001))
     beats = PrefixStore("rallypoint/meeting/job/beat", hall.store())
     heart = Heartbeat(machine)
     until(lambda: beats.add("a", 0) >= 3, "it beats")
@@ -725,7 +725,7 @@ def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCapture
 
 
 def test_a_heart_outlives_the_meeting_place(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=Timeouts(beat=0.001))
     heart = Heartbeat(machine)
     machine.store.close()
     with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
@@ -886,7 +886,7 @@ def test_one_that_is_not_fit_any_more_is_missed_at_once(hall: Hall) -> None:
 
 
 def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
-    alone = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
+    alone = hall.machine("a", Size(2, 2), times=Timeouts(join=0))
     Call(lambda: alone.stay_out("its GPU is gone")).result()
 
 
@@ -1262,7 +1262,7 @@ class Story:
             self._cast(name)
 
     def _cast(self, name: str) -> None:
-        times = MeetingTimes(join=200, last_call=4, beat=5, beats_missed=8)
+        times = Timeouts(join=200, last_call=4, beat=5, beats_missed=8)
         rank = self._random.choice([-1, -1, ord(name) - ord("a")])
         rank = rank if rank < self.size.most else -1
 

@@ -19,8 +19,8 @@ from rallypoint.launch.rendezvous.digest import (
     arc_of,
     arcs,
     assignment_of_refused,
-    calls,
     end_of,
+    notices,
 )
 from rallypoint.launch.rendezvous.roster import (
     Ending,
@@ -88,7 +88,7 @@ def test_a_roster_that_does_not_say_it_can_be_read() -> None:
 def with_settings(roster: Roster, member: Member, **settings: str) -> tuple[Roster, dict[str, str]]:
     """The roster after a machine with these settings has come to a job of two, and who is refused why."""
     line = RosterRequest(come=member, least=2, most=2, settings=tuple(settings.items()))
-    after, refused = roster.take_in([line], TWO)
+    after, refused = roster.apply([line], TWO)
     return read_value(Roster, to_text(after)), {each.id: str(error) for each, error in refused.items()}
 
 
@@ -206,13 +206,13 @@ def test_a_spare_takes_the_place_of_the_one_that_is_lost_and_of_no_other() -> No
 
 
 def test_one_that_gives_up_is_missed() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(leave=A, lost=True)], TWO)
+    (roster, _) = gather(TWO, A, B).apply([RosterRequest(leave=A, lost=True)], TWO)
     assert (roster.lost, roster.wants_restart(TWO)) == ((A,), True)
-    assert roster.take_in([RosterRequest(leave=A, lost=True)], TWO)[0] == roster
+    assert roster.apply([RosterRequest(leave=A, lost=True)], TWO)[0] == roster
 
 
 def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(leave=C, sick="its GPU is gone")], TWO)
+    (roster, _) = gather(TWO, A, B).apply([RosterRequest(leave=C, sick="its GPU is gone")], TWO)
     assert not roster.wants_restart(TWO)
     roster = leave(leave(roster, "a", TWO), "b", TWO)
     assert list(map(str, roster.sick)) == ["host-c (process 199) is not fit: its GPU is gone"]
@@ -221,7 +221,7 @@ def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
 
 
 def test_only_as_many_as_were_asked_for_are_spares() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(come=each, spares=1) for each in (C, D)], TWO)
+    (roster, _) = gather(TWO, A, B).apply([RosterRequest(come=each, spares=1) for each in (C, D)], TWO)
     (meeting,) = meetings_of(None, [("job", to_text(roster))])
     assert (meeting.spares, meeting.waiting) == (("host-c",), ("host-d",))
 
@@ -229,9 +229,9 @@ def test_only_as_many_as_were_asked_for_are_spares() -> None:
 @given(st.lists(st.sampled_from([A, B, C, D, E]), max_size=12), st.integers(0, 12))
 def test_many_lines_at_once_are_the_same_as_one_after_the_other(came: list[Member], first: int) -> None:
     lines = [RosterRequest(come=each, least=3, most=3) for each in came]
-    whole, _ = Roster().take_in(lines, THREE)
-    begun, _ = Roster().take_in(lines[:first], THREE)
-    assert begun.take_in(lines[first:], THREE)[0] == whole
+    whole, _ = Roster().apply(lines, THREE)
+    begun, _ = Roster().apply(lines[:first], THREE)
+    assert begun.apply(lines[first:], THREE)[0] == whole
 
 
 # Starting again
@@ -353,7 +353,7 @@ def digest(roster: Roster) -> Digest:
 
 
 def told(before: Roster, after: Roster) -> dict[str, Assignment]:
-    return {each.id: seat for each, seat in calls(before, after, 5.0)}
+    return {each.id: seat for each, seat in notices(before, after, 5.0)}
 
 
 def test_a_digest_has_no_names_and_says_where_they_are() -> None:
@@ -443,9 +443,9 @@ def test_a_machine_finds_its_arc_of_the_ring_by_its_id() -> None:
 
 
 def test_a_line_of_an_earlier_visit_does_not_count() -> None:
-    again, _ = gather(TWO, A, B).take_in([RosterRequest(come=replace(A, visit=2))], TWO)
-    assert again.take_in([RosterRequest(leave=A)], TWO)[0] == again
-    assert again.take_in([RosterRequest(come=A)], TWO)[0] == again
+    again, _ = gather(TWO, A, B).apply([RosterRequest(come=replace(A, visit=2))], TWO)
+    assert again.apply([RosterRequest(leave=A)], TWO)[0] == again
+    assert again.apply([RosterRequest(come=A)], TWO)[0] == again
 
 
 # All rules, over random histories

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from rallypoint.cli.printing import print_rows, tell_file
+from rallypoint.cli.printing import print_rows, print_settings_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
 from rallypoint.launch import reports
@@ -64,7 +64,7 @@ def run(prog: str, words: Sequence[str]) -> int:
     is_command = _is_command(order.target) and not order.tasks
     placement = None if is_command else find_placement(os.environ, _read_file)
     settings = settle(order.options, os.environ, Path.cwd(), placement)
-    tell_file(settings.file, (*settings.warnings, *_machine_warnings(settings, order.target)))
+    print_settings_file(settings.file, (*settings.warnings, *_machine_warnings(settings, order.target)))
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
@@ -75,7 +75,7 @@ def run(prog: str, words: Sequence[str]) -> int:
         _check_options(
             order.options, _FOR_TASKS, "with --tasks: the scheduler has started the ranks", "leave it out"
         )
-        _be_as_ranks(settings)
+        _set_variables_of_ranks(settings)
         return end_as(_run(settings, order.target, task_of(settings), explains=not order.no_explain))
     if is_command:
         _check_options(
@@ -147,12 +147,12 @@ def _run(settings: Settings, target: Program, task: Task | None, *, explains: bo
             ended = _run_rank(settings, target, task, folder)
         else:
             ended, lost = _run_job(settings, target, folder)
-        if ended.code and ended.told_to and (task is not None or not _is_command(target)):
-            _tell_missing(found)
+        if ended.code and ended.end_signal and (task is not None or not _is_command(target)):
+            _print_missing(found)
             # torchrun ends with 1, and that is no failure of a rank.
-            return -ended.told_to if task is None else ended.code
+            return -ended.end_signal if task is None else ended.code
         if ended.code:
-            blame = _tell_failure(found, lost)
+            blame = _print_failure(found, lost)
             if blame is not None and explains:
                 log_dir = settings.passed_on.get("log_dir")
                 _explain(blame, log_dir.text if log_dir is not None else "", began)
@@ -167,7 +167,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
     command = _command(settings, target, str(folder / "torchrun"))
     if not is_agent:
         environ = answering(environ)
-        with watching(folder, environ, _tell_stall):
+        with watching(folder, environ, _print_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
         with _hearing(settings) as heard:
@@ -191,7 +191,7 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
     with _hearing(settings) as heard:
-        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _tell_stall)
+        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _print_stall)
     line.clear()
     return ended
 
@@ -225,14 +225,14 @@ def _command(settings: Settings, target: Program, files: str) -> list[str]:
     return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
-def _be_as_ranks(settings: Settings) -> None:
+def _set_variables_of_ranks(settings: Settings) -> None:
     """A task starts the store and relays itself: what ranks are told of secrets and users is theirs, too."""
     for name, each in settings.variables.items():
         os.environ.setdefault(name, each.value)
     os.environ.update(variables_of_job(settings))
 
 
-def _tell_stall(lines: Sequence[str]) -> None:
+def _print_stall(lines: Sequence[str]) -> None:
     print("rallypoint: " + "\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -296,7 +296,7 @@ class _JoinLine:
             pass
 
 
-def _tell_missing(found: Reports) -> None:
+def _print_missing(found: Reports) -> None:
     """Print what a job that was told to end had waited for: machines, or ranks if some had joined."""
     roll = found.roll()
     waiting = shown(found.read(reports.WAITING), LONGEST_SENTENCE)
@@ -306,7 +306,7 @@ def _tell_missing(found: Reports) -> None:
         print(f"rallypoint: interrupted: {waiting}", file=sys.stderr)
 
 
-def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:
+def _print_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:
     """Print which rank, server or agent failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()

@@ -28,7 +28,7 @@ from rallypoint.store.server.guard.secret import SECRET_VARIABLE
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0
 """How long a command that is told to end may take to do so; torchrun gives its ranks as long."""
 
@@ -38,7 +38,7 @@ class Ended(NamedTuple):
 
     pid: int
     code: int
-    told_to: int
+    end_signal: int
     """The SIGINT, SIGTERM or SIGBREAK that this process was sent, or 0; before a start, any signal."""
 
 
@@ -49,14 +49,14 @@ Deliver = Callable[[subprocess.Popen[bytes], int], object]
 def run_command(
     command: Sequence[str],
     environ: Mapping[str, str],
-    on_look: Callable[[], bool],
+    poll: Callable[[], bool],
     *,
     is_agent: bool,
     deliver: Deliver = subprocess.Popen.send_signal,
     may_start: Callable[[float], bool] = lambda _: True,
     on_end: Callable[[], object] = lambda: None,
 ) -> Ended:
-    """Run a command to its end. `on_look` is called every tenth of a second, until it returns False.
+    """Run a command to its end. `poll` is called every tenth of a second, until it returns False.
     `on_end` is called by the first signal to end.
 
     If it raises, the command is told to end, and killed if it does not. Before the command is started,
@@ -65,17 +65,17 @@ def run_command(
     """
     secret = environ.get(SECRET_VARIABLE, "")
     with children_end_with_us(), _passing_signals(deliver, on_end) as forwarder, lifeline(secret) as pipe:
-        while not may_start(LOOK_SECONDS):
+        while not may_start(POLL_SECONDS):
             if forwarder.first:
                 return Ended(0, -forwarder.first, forwarder.first)
         process = _start(command, environ, pipe if is_agent else None)
         forwarder.open(process)
         try:
-            code = _await_end(process, on_look)
+            code = _await_end(process, poll)
         except BaseException:
             _end(process)
             raise
-    return Ended(process.pid, code, forwarder.told_to)
+    return Ended(process.pid, code, forwarder.end_signal)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -87,12 +87,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) -> int:
-    looking = True
+def _await_end(process: subprocess.Popen[bytes], poll: Callable[[], bool]) -> int:
+    polling = True
     while True:
-        looking = looking and on_look()
+        polling = polling and poll()
         try:
-            return process.wait(LOOK_SECONDS if looking else None)
+            return process.wait(POLL_SECONDS if polling else None)
         except subprocess.TimeoutExpired:
             continue
 
@@ -154,7 +154,7 @@ class _SignalForwarder:
     def __init__(self, deliver: Deliver, on_end: Callable[[], object]) -> None:
         self._deliver = deliver
         self._on_end = on_end
-        self.told_to = 0
+        self.end_signal = 0
         """The first signal that was one to end."""
         self.first = 0
         """The first signal of those that end a process that has not asked for them."""
@@ -167,9 +167,9 @@ class _SignalForwarder:
         self._process = process
         self._pass_on()  # the signals that came while the process was started
 
-    def take(self, number: int, _: FrameType | None) -> None:
-        if not self.told_to and signal.Signals(number).name in _ENDINGS:
-            self.told_to = number
+    def receive(self, number: int, _: FrameType | None) -> None:
+        if not self.end_signal and signal.Signals(number).name in _ENDINGS:
+            self.end_signal = number
             self._on_end()
         if not self.first and number != getattr(signal, "SIGCONT", 0):
             self.first = number
@@ -194,7 +194,7 @@ def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, forwarder.take)
+            previous[number] = signal.signal(number, forwarder.receive)
     try:
         yield forwarder
     finally:

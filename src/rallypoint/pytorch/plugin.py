@@ -47,10 +47,10 @@ from rallypoint.launch.health import UnfitError, why_unfit
 from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
 from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.launch.rendezvous.digest import RoundEnd
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round, Timeouts
 from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, open_replicated, openness
+from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place, open_replicated, openness
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import Patch, client_of, patch_of
 from rallypoint.pytorch.parameters import StoreParameters
@@ -98,7 +98,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         launchers = size.most + conf.spares
         self._place = _open_place(params, launchers, conf, has_relays=has_relays)
         self._route = RankRoute(self._place, conf, has_relays=has_relays, is_shared=launchers > 1)
-        times = MeetingTimes(
+        times = Timeouts(
             *(conf.join_timeout, conf.last_call_timeout, conf.close_timeout),
             *(conf.keep_alive_interval, conf.keep_alive_max_attempt),
         )
@@ -106,7 +106,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
         self._conf = conf
-        self._meeting = Meeting(
+        self._meeting = Participant(
             self._place.store,
             params.run_id,
             member,
@@ -319,7 +319,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
 def _open_place(
     params: RendezvousParameters, launchers: int, conf: RendezvousSettings, *, has_relays: bool
-) -> MeetingPlace:
+) -> RendezvousPlace:
     endpoints = parse_endpoints(params.endpoint)
     if launchers > 1 and not endpoints[0].port:
         raise UsageError(

@@ -13,8 +13,8 @@ from rallypoint.launch.endpoint import Endpoint, RoundStore
 from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment
-from rallypoint.launch.rendezvous.meeting import Round
-from rallypoint.launch.rendezvous.servers import MeetingPlace, workers_for
+from rallypoint.launch.rendezvous.participant import Round
+from rallypoint.launch.rendezvous.servers import RendezvousPlace, workers_for
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch, patch_of
 from rallypoint.pytorch.substitution import find_fault
 from rallypoint.store.machine.addresses import is_this_machine
@@ -27,7 +27,7 @@ class RankRoute:
     """The way of one machine's ranks, in all rounds."""
 
     def __init__(
-        self, place: MeetingPlace, conf: RendezvousSettings, *, has_relays: bool, is_shared: bool
+        self, place: RendezvousPlace, conf: RendezvousSettings, *, has_relays: bool, is_shared: bool
     ) -> None:
         """`has_relays`: machines may have relays. `is_shared`: the job has several machines."""
         self._place = place

@@ -1,14 +1,13 @@
-"""The roster of a meeting in a store: how it is read, and how it is changed.
+"""The roster of a rendezvous in a store: how it is read, and how it is changed.
 
-Each machine writes what it asks for as a request at a desk: a key to which it appends, and a counter that it
-adds 1 to. That is all that most machines do. One of them reads all new requests, takes them in by the rules
-of `roster`, writes the new roster under a key of its own, with the ring of all machines beside it, and puts
-the digest, which names that key, in the place of the old one, by compare-and-set. So whoever is too late has
-written nothing, and tries again if its requests are still not taken in. Then it tells the machines that wait
-for the change, each at its own key.
+Each machine appends its request to a key, the desk, and adds 1 to a counter. That is all that most machines
+do. One of them reads all new requests, applies them by the rules of `roster`, writes the new roster under a
+key of its own, with the ring of all machines beside it, and replaces the digest, which names that key, by
+compare-and-set. A machine that is too late has changed nothing, and tries again if its requests are still
+pending. The writer then notifies the machines that wait for the change, each at its own key.
 
-Nobody has a lock. A machine may die at any point: what it has appended is taken in by another, what it had
-read is read again, and whom it has not told finds out by a look at the digest.
+Nobody has a lock. A machine may die at any point: another one applies what it has appended, what it had read
+is read again, and machines that it has not notified find out from the digest.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from rallypoint.launch.rendezvous.digest import (
     arc_of,
     arcs,
     assignment_of_refused,
-    calls,
     end_of,
+    notices,
 )
 from rallypoint.launch.rendezvous.roster import (
     Ending,
@@ -82,7 +81,7 @@ class Register:
     def digest(self) -> Digest:
         """The latest digest: one small request."""
         with self._lock:
-            self._take(self._read(_DIGEST))
+            self._note(self._read(_DIGEST))
             return self._digest
 
     def roster(self) -> Roster:
@@ -124,7 +123,7 @@ class Register:
     # Changing
 
     def post(self, request: RosterRequest) -> Digest:
-        """Ask for something; and do it, if others are to learn of it at once."""
+        """Post a request; and apply it, if others are to learn of it at once."""
         with self._lock:
             desk = -2
             while self._digest.desk > desk + 1:  # nobody reads that one any more
@@ -133,28 +132,28 @@ class Register:
                     _REQUESTS, 1, after=(_DESK.format(desk), to_text(request, sparse=True) + "\n")
                 )
             if self._digest.is_due(number, self._size):
-                self._take_in(number)
+                self._fold(number)
             return self._digest
 
     def sweep(self, least: int = 1) -> Digest:
-        """Take in the requests that nobody has taken in, if there are that many; the latest digest."""
+        """Apply the pending requests, if there are at least that many; the latest digest."""
         with self._lock:
             number = self._add(_REQUESTS, 0)
             if number - self._digest.folded >= least:
-                self._take_in(number)
+                self._fold(number)
             return self._digest
 
-    def look_after_lines(self) -> Digest:
-        """Take in the requests that nobody has taken in, if many have come, or none since the last time.
+    def fold_pending(self) -> Digest:
+        """Apply the pending requests, if there are many, or no new ones since the last call.
 
-        To take in a few of them takes as long as to take in all: so who looks every second, while machines
-        keep coming for minutes, would write the names of all of them hundreds of times.
+        To apply a few takes as long as to apply all: a machine that did so every second, while others keep
+        joining for minutes, would write the names of all of them hundreds of times.
         """
         with self._lock:
             before, self._number = self._number, self._add(_REQUESTS, 0)
             untaken = self._number - self._digest.folded
             if untaken > 0 and (self._number == before or untaken * _MANY >= self._digest.everybody):
-                self._take_in(self._number)
+                self._fold(self._number)
             return self._digest
 
     def change(self, rule: Rule) -> Roster:
@@ -188,12 +187,12 @@ class Register:
     # Waiting
 
     def await_assignment(self, member: Member, seconds: float) -> Assignment | None:
-        """What this machine is told that has come; None if it is told nothing for so long."""
+        """The assignment of this machine; None if there is none within `seconds`."""
         key = _assignment_key(member)
         return read_value(Assignment, self._read(key)) if self._await(key, seconds) else None
 
-    def call_again(self, members: tuple[Member, ...]) -> None:
-        """Tell machines that count as lost to come again, if they can hear it."""
+    def recall(self, members: tuple[Member, ...]) -> None:
+        """Have machines that count as lost join again, if they still run."""
         keys = [_assignment_key(each) for each in members]
         self._store.multi_set(keys, [to_text(Assignment(again=True), sparse=True)] * len(keys))
 
@@ -225,10 +224,10 @@ class Register:
     def _add(self, counter: str, amount: int, after: tuple[str, str] | None = None) -> int:
         """Add to a counter, and read the digest."""
         number, text = self._store.add_and_look(counter, amount, _DIGEST, after=after)
-        self._take(text)
+        self._note(text)
         return number
 
-    def _take(self, text: bytes) -> None:
+    def _note(self, text: bytes) -> None:
         if text != self._text:
             self._text, self._digest = text, read_value(Digest, text) if text else Digest()
 
@@ -243,8 +242,8 @@ class Register:
             self._names, self._roster = names, read_value(Roster, text)
         return True
 
-    def _take_in(self, number: int) -> None:
-        """Take requests in, up to that number at least, unless another machine has done so."""
+    def _fold(self, number: int) -> None:
+        """Apply requests, up to that number at least, unless another machine has done so."""
         while self._digest.folded < number:
             self._try(lambda roster: roster)
             # Who wrote a request meanwhile may have read the digest before, and not know that it is due.
@@ -258,17 +257,17 @@ class Register:
         if not self._load():
             return False
         before = self._roster
-        read, refused = self._with_lines(before)
+        read, refused = self._with_requests(before)
         after = rule(read)
         if after == before:
             return True
         if not self._write(after):
             return False
-        self._tell(before, after, refused)
+        self._notify(before, after, refused)
         return True
 
-    def _with_lines(self, before: Roster) -> tuple[Roster, Refusals]:
-        """The roster with all requests taken in; a request is counted after it has been written."""
+    def _with_requests(self, before: Roster) -> tuple[Roster, Refusals]:
+        """The roster with all requests applied; a request is counted after it has been written."""
         number = self._store.add(_REQUESTS, 0)
         if number <= before.folded:
             return before, {}
@@ -276,7 +275,7 @@ class Register:
         requests = self._read(_DESK.format(before.desk))[before.read :]
         read, read_before = before.read + len(requests), before.read_before + len(late)
         noted = replace(before, folded=number, read=read, read_before=read_before)
-        after, refused = noted.take_in(read_requests(late + requests), self._size)
+        after, refused = noted.apply(read_requests(late + requests), self._size)
         return (after.at_next_desk() if after.read > _DESK_BYTES else after), refused
 
     def _write(self, after: Roster) -> bool:
@@ -287,7 +286,7 @@ class Register:
         self._store.multi_set(keys, [to_text(after), *ring])
         text = to_text(Digest.of(after, self._size, before, names)).encode()
         found = self._store.compare_set(_DIGEST, self._text, text)
-        self._take(found)
+        self._note(found)
         is_written = found == text
         if is_written:
             self._names, self._roster = names, after
@@ -298,9 +297,9 @@ class Register:
             self._store.delete_key(key)
         return is_written
 
-    def _tell(self, before: Roster, after: Roster, refused: Refusals) -> None:
-        """Tell the machines that wait for a change, each at its own key."""
-        assignments = dict(calls(before, after, time.time()))
+    def _notify(self, before: Roster, after: Roster, refused: Refusals) -> None:
+        """Notify the machines that wait for a change, each at its own key."""
+        assignments = dict(notices(before, after, time.time()))
         assignments |= {each: assignment_of_refused(error) for each, error in refused.items()}
         texts = {
             _assignment_key(each): to_text(assignment, sparse=True)

@@ -64,7 +64,7 @@ _STORE = "the job's store"
 _RELAY = f"this machine's relay to {_STORE}"
 
 
-class MeetingPlace:
+class RendezvousPlace:
     """The store in which the machines meet, and what this machine has of the round's store.
 
     With several machines, that one is at the endpoint as well, under a name, beside the store in which they
@@ -257,7 +257,7 @@ class MeetingPlace:
         self._round = self._server = None
 
 
-class _OwnPlace(MeetingPlace):
+class _OwnPlace(RendezvousPlace):
     """Of a job on one machine, which meets in the memory of its agent, and has its store at the endpoint."""
 
     @property
@@ -303,7 +303,7 @@ def open_place(
     local_address: str | None,
     seconds: float,
     ports: range = ANY_PORT,
-) -> MeetingPlace:
+) -> RendezvousPlace:
     """The meeting place at an endpoint: held here, or reached over the network within `seconds`.
 
     `hosts` says whether this machine holds it; None: if the endpoint means this machine. By
@@ -324,7 +324,7 @@ def open_place(
     store.set_timeout(min(seconds, _ANSWER_SECONDS))  # it is up now, and answers at once
     reachable = endpoint.host if server else local_address or own_address([endpoint])
     has_names = server is not None or knows_names(*place, seconds)
-    return MeetingPlace(endpoint, store, server, RoundsHere(run_id, reachable, ports, has_names))
+    return RendezvousPlace(endpoint, store, server, RoundsHere(run_id, reachable, ports, has_names))
 
 
 def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:
@@ -347,7 +347,7 @@ _RELAYED_ANSWER_SECONDS = 60.0  # a relay keeps what is under way for as long
 _NO_ID = "none"  # what torchrun calls a job that was given no id
 
 
-class ReplicatedPlace(MeetingPlace):
+class ReplicatedPlace(RendezvousPlace):
     """A store that outlives its machine: `rallypoint serve --engine`.
 
     No server is started but relays. The agent uses one on its own machine for the rendezvous: a plain client

@@ -122,7 +122,7 @@ class TaskGroup:
         if self._failure:
             raise EndedElsewhereError(self._failure)
 
-    def tell(self, text: str) -> None:
+    def report_failure(self, text: str) -> None:
         """Say what has become of this task's rank; only the first that is said counts."""
         with suppress(RallypointError), self._connect(_TOLD_SECONDS) as store:
             self._check_job(store)
@@ -130,7 +130,7 @@ class TaskGroup:
                 keys = [self._news_of(rank) for rank in range(self._task.world_size)]
                 store.multi_set(keys, [text] * len(keys))
 
-    def await_told(self) -> str:
+    def await_report(self) -> str:
         """What another task has said of its rank, giving it some time; nothing if none has."""
         self._listener.join(_TOLD_SECONDS)
         return self._failure
@@ -141,7 +141,7 @@ class TaskGroup:
             store = self._connect(self._task.join_seconds)
             if self._keep(store):
                 self._check_job(store)
-                self._take_rank(store)
+                self._claim_rank(store)
                 self._is_known.set()
                 self._failure = self._await_news(store).decode(errors="replace")
         except (RallypointError, OSError) as error:
@@ -175,7 +175,7 @@ class TaskGroup:
                 hint="give this job another port, with --master-port, the same for all its tasks",
             )
 
-    def _take_rank(self, store: TCPStore) -> None:
+    def _claim_rank(self, store: TCPStore) -> None:
         job, rank = self._task.run_id, self._task.rank
         if store.add(_TAKEN.format(job=job, rank=rank), 1) > 1:
             raise RallypointError(
@@ -206,13 +206,13 @@ def run_task(
     command: Sequence[str],
     environ: dict[str, str],
     folder: Path,
-    on_look: Callable[[], bool],
+    poll: Callable[[], bool],
     deliver: Deliver,
     say: Say,
 ) -> Ended:
     """Run the command of a rank to its end, or until another rank fails. It starts when the store is there.
 
-    The rank leaves its reports in `folder`. `on_look` is called every tenth of a second, until it returns
+    The rank leaves its reports in `folder`. `poll` is called every tenth of a second, until it returns
     False; `say` if the job stands still.
     """
     # The group is left last: the first task waits there for everybody who uses the store.
@@ -232,7 +232,7 @@ def run_task(
             """Look for the failure of another rank as long as this one runs."""
             nonlocal is_wanted
             group.check()
-            is_wanted = is_wanted and on_look()
+            is_wanted = is_wanted and poll()
             return True
 
         try:
@@ -241,7 +241,7 @@ def run_task(
             FIRST.leave(read_summary(str(error)))
             return Ended(0, 1, 0)
         group.went_well = ended.code == 0
-        if ended.code and not ended.told_to:
+        if ended.code and not ended.end_signal:
             _exchange_failures(group, task, ended, folder)
         return ended
 
@@ -276,6 +276,6 @@ def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path)
     report_exits([how], folder)
     first = find_blame(Reports(folder).failures(), [how])
     if first is not None and not first.follows:
-        group.tell(to_text(first.brief()))
-    elif told := group.await_told():
+        group.report_failure(to_text(first.brief()))
+    elif told := group.await_report():
         FIRST.leave(read_summary(told))

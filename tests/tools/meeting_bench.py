@@ -3,9 +3,9 @@
 All of it runs on this machine. The server is a process. So is the launcher of the first machine, which is
 the scribe and the keeper. All other launchers are simulated: a few processes have a share of them each. A
 launcher is a `Participant` with a client and a connection of its own, as in a job, and makes the same
-requests by the same code. What is simulated is who waits: such a process lets all of its launchers come, each up to its
-wait for a seat, and then takes their seats one after the other. So as many waits are under way at the server
-as there are machines, and no launcher needs a thread.
+requests by the same code. What is simulated is who waits: such a process lets all of its launchers come, each
+up to its wait for a seat, and then takes their seats one after the other. So as many waits are under way at
+the server as there are machines, and no launcher needs a thread.
 
 What else a launcher does is left out: it starts its interpreter, looks up the endpoint's name and starts a
 relay, on its own machine; and gives signs of life, every five seconds.

@@ -2,8 +2,8 @@
 
 Each is a thread with what `rallypoint run` uses: a `ReplicatedPlace`, which starts relays as processes of
 their own, a `Participant` and its `Heartbeat`. In place of ranks it has one client of the round's store.
-Sooner or later a launcher starts over, as if a rank had failed, or stays away for a while; rounds take two launchers
-or three.
+Sooner or later a launcher starts over, as if a rank had failed, or stays away for a while; rounds take two
+launchers or three.
 """
 
 from __future__ import annotations

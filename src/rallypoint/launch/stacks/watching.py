@@ -277,7 +277,7 @@ class StallWatch:
 
 def _activity_of_all(channel: StoreChannel, own: JobActivity) -> JobActivity:
     """What all machines report; only `own` where a snapshot does not show that, as behind a relay."""
-    found = channel.read(reports.ACTIVITY)
+    found = channel.activity()
     return found if found.main is not None else own
 
 

@@ -40,8 +40,9 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.explain import Source, explain, report
 from rallypoint.launch.blame import Failure, RankIdentity
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment
-from rallypoint.launch.rendezvous.participant import Participant, Timeouts
+from rallypoint.launch.rendezvous.participant import Participant
 from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
 from rallypoint.launch.reports import JoinProgress, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, pack
@@ -177,7 +178,7 @@ def of_meetings() -> Iterator[str]:
     member, other = filled(Member), replace(filled(Member), id="other")
     yield str(member)
     yield str(closed_error(ENDLESS))
-    meeting = Participant(HashStore(1.0), "job", member, Size(3, 3), Timeouts())
+    meeting = Participant(HashStore(1.0), "job", member, Size(3, 3), RendezvousSettings())
     yield str(meeting._missing(filled(Roster)))
     with pytest.raises(UsageError) as caught:
         join(Roster(present=(replace(member, host=EVIL),)), other, Size(3, 3))

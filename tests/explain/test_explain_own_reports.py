@@ -15,6 +15,7 @@ from rallypoint.explain.lines import Line, Prefixes
 from rallypoint.explain.reported import OwnReports, Tables, ended, failed, lost
 from rallypoint.launch import reports
 from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.roster import Ending, Size
 from rallypoint.launch.reports import JoinProgress, Reports
@@ -81,8 +82,7 @@ def _report(
         for failure in failures or []:
             name = f"failed-{failure.who.rank}-{failure.who.pid}.json"
             (folder / name).write_text(to_text(failure))
-        for each in exits or []:
-            reports.report_exit(folder, each)
+        reports.report_exits(exits or [], folder)
         reports.STALL.leave(stall, folder)
         _print_failure(Reports(folder), lost or [])
     return capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_a_new_attempt(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("torch")
     from rallypoint.pytorch.plugin import RallypointHandler
 
-    meeting = SimpleNamespace(size=Size(2, 2), times=SimpleNamespace(join=60.0, last_call=5.0))
+    meeting = SimpleNamespace(size=Size(2, 2), conf=RendezvousSettings())
     handler = cast(RallypointHandler, SimpleNamespace(_meeting=meeting, restarts_left=1))
     for first in (None, Ending("rank 1 (process 5 on node-a) failed first: KeyError: 'out of memory'")):
         RallypointHandler._announce_restart(handler, 0, RoundEnd(first, complete=True, present=2))

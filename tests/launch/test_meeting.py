@@ -32,8 +32,9 @@ from rallypoint.errors import (
     UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
-from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round, Timeouts
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
 from rallypoint.launch.rendezvous.servers import open_replicated
@@ -44,7 +45,9 @@ from raw import SECONDS, until
 
 T = TypeVar("T")
 
-TIMES = Timeouts(join=60, last_call=30, close=30, beat=5, beats_missed=3)
+TIMES = RendezvousSettings(
+    join_timeout=60, last_call_timeout=30, close_timeout=30, keep_alive_interval=5, keep_alive_max_attempt=3
+)
 LOOK = "rallypoint.launch.rendezvous.participant._CHECK_SECONDS"
 
 
@@ -102,7 +105,9 @@ class Call(Generic[T]):
 class Machine(Participant):
     """A machine whose stores are but names, which it notes in `started`: the round, and itself."""
 
-    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, times: Timeouts) -> None:
+    def __init__(
+        self, hall: Hall, store: Store, member: Member, size: Size, times: RendezvousSettings
+    ) -> None:
         super().__init__(
             store, hall.run_id, member, size, times, hall.time.watch(member.id), on_end=self._hear
         )
@@ -147,13 +152,13 @@ class Hall:
         rank: int = -1,
         *,
         keeps: bool = False,
-        times: Timeouts = TIMES,
+        times: RendezvousSettings = TIMES,
         store: Store | None = None,
     ) -> Machine:
         member = Member(name, f"host-{name}", 100 + len(self._stores), rank, keeps)
         return Machine(self, store or self.store(), member, size, times)
 
-    def machines(self, names: str, size: Size, times: Timeouts = TIMES) -> list[Machine]:
+    def machines(self, names: str, size: Size, times: RendezvousSettings = TIMES) -> list[Machine]:
         return [self.machine(name, size, times=times) for name in names]
 
     def close(self) -> None:
@@ -541,7 +546,7 @@ def miss(hall: Hall, machines: Sequence[Machine], *dead: Machine) -> None:
     """Let machines live on without those that are dead until they have noticed it."""
     alive = [machine for machine in machines if machine not in dead]
     gone = {machine.member.id for machine in dead}
-    for _ in range(TIMES.beats_missed + 4):
+    for _ in range(TIMES.keep_alive_max_attempt + 4):
         beat(hall, alive)
         if not gone & {each.id for each in alive[0].roster.everybody}:
             return
@@ -568,7 +573,7 @@ def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victi
     machines = any_hall.machines("abc", Size(2, 3))
     together(machines)
     dead = machines.pop(victim)
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         beat(any_hall, machines)
         assert not machines[0].wants_restart()
     miss(any_hall, [*machines, dead], dead)
@@ -599,7 +604,7 @@ def test_a_job_whose_machines_were_all_killed_is_soon_started_again(hall: Hall, 
     machines = hall.machines("ABCDEFGHIJKLMNOPQRST"[:count], size)
     calls = [machine.coming() for machine in machines]
     until(lambda: len(machines[0].roster.waiting) == count, "all wait")
-    for _ in range(TIMES.beats_missed + 4):
+    for _ in range(TIMES.keep_alive_max_attempt + 4):
         beat(hall, machines)
     assert agreed(machines, [call.result() for call in calls]).number == 1
 
@@ -638,8 +643,8 @@ def test_a_pause_of_all_costs_nobody_its_place(hall: Hall) -> None:
 
 @pytest.mark.parametrize(("beat", "missed", "expected"), [(5.0, 3, 3), (5.0, 1, 2), (0.3, 3, 34)])
 def test_patience_outlasts_a_store_that_moves(beat: float, missed: int, expected: int) -> None:
-    times = Timeouts(beat=beat, beats_missed=missed)
-    assert times.outlasting(10.0).beats_missed == expected
+    times = RendezvousSettings(keep_alive_interval=beat, keep_alive_max_attempt=missed)
+    assert times.outlasting(10.0).keep_alive_max_attempt == expected
     assert times.outlasting(0.0) == times
 
 
@@ -648,11 +653,11 @@ def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
     first, second, third = machines
     together(machines)
     beat(hall, machines[::-1])
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         beat(hall, [third, first])
     second.leave()
     assert first.roster.present == (first.member, third.member)
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         first.beat()
         assert first.roster.lost == ()
     first.beat()
@@ -663,7 +668,7 @@ def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> N
     first, second = machines = hall.machines("ab", Size(2, 2))
     together(machines)
     beat(hall, machines[::-1])
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         first.beat()
     second.leave()
     assert first.roster.everybody == (first.member,)
@@ -713,7 +718,7 @@ def call_last(hall: Hall, machines: Sequence[Machine]) -> None:
 
 
 def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), times=Timeouts(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=RendezvousSettings(keep_alive_interval=0.001))
     beats = PrefixStore("rallypoint/meeting/job/beat", hall.store())
     heart = Heartbeat(machine)
     until(lambda: beats.add("a", 0) >= 3, "it beats")
@@ -725,7 +730,7 @@ def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCapture
 
 
 def test_a_heart_outlives_the_meeting_place(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), times=Timeouts(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=RendezvousSettings(keep_alive_interval=0.001))
     heart = Heartbeat(machine)
     machine.store.close()
     with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
@@ -828,7 +833,7 @@ def test_machines_that_were_killed_before_they_left_do_not_keep_an_id(
     opening = [Call(each.open_again) for each in others]
     hall.time.await_looks("d", "e", "f")
     alive.leave()
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         hall.time.advance(5)
         hall.time.await_looks("d", "e", "f")
     assert dead.is_closed
@@ -886,7 +891,7 @@ def test_one_that_is_not_fit_any_more_is_missed_at_once(hall: Hall) -> None:
 
 
 def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
-    alone = hall.machine("a", Size(2, 2), times=Timeouts(join=0))
+    alone = hall.machine("a", Size(2, 2), times=RendezvousSettings(join_timeout=0))
     Call(lambda: alone.stay_out("its GPU is gone")).result()
 
 
@@ -1262,7 +1267,9 @@ class Story:
             self._cast(name)
 
     def _cast(self, name: str) -> None:
-        times = Timeouts(join=200, last_call=4, beat=5, beats_missed=8)
+        times = RendezvousSettings(
+            join_timeout=200, last_call_timeout=4, keep_alive_interval=5, keep_alive_max_attempt=8
+        )
         rank = self._random.choice([-1, -1, ord(name) - ord("a")])
         rank = rank if rank < self.size.most else -1
 

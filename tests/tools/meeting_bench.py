@@ -32,8 +32,9 @@ import psutil
 from rallypoint import build
 from rallypoint.client.base import Timeout
 from rallypoint.client.tcp import TCPStore
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Digest
-from rallypoint.launch.rendezvous.participant import Participant, Timeouts
+from rallypoint.launch.rendezvous.participant import Participant
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
@@ -164,7 +165,7 @@ class _Launcher(Participant):
 
     def __init__(self, client: _Client, number: int, machines: int) -> None:
         member = Member(f"{number:016x}", f"node-{number:05}", 10_000 + number, keeps=number == 0)
-        times = Timeouts(join=_SECONDS)
+        times = RendezvousSettings(join_timeout=_SECONDS)
         super().__init__(client, "job", member, Size(machines, machines), times)
         self._client = client
         self._arrived: Digest | None = None

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import MeetingClosedError, RallypointError
 from rallypoint.launch.endpoint import Endpoints, parse_round_store
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment
-from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round, Timeouts
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.roster import Member, Size
 from rallypoint.launch.rendezvous.servers import ReplicatedPlace, open_replicated
 from simulated_ranks import FailedError
@@ -30,7 +31,7 @@ from survival_clients import PATIENCE
 
 JOB = "launchers"
 SIZE = Size(2, 3)
-_TIMES = Timeouts(join=PATIENCE, last_call=0.3, beat=0.5)
+_TIMES = RendezvousSettings(join_timeout=PATIENCE, last_call_timeout=0.3, keep_alive_interval=0.5)
 _LOOK_SECONDS = 0.1
 """How often a launcher looks whether to start again."""
 

@@ -16,7 +16,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
@@ -509,6 +509,16 @@ class RendezvousSettings:
         restarts = (("--max-restarts", self.max_restarts),) if self.max_restarts else ()
         relay = "on" if has_relays else "off"
         return (("--nnodes", str(size)), ("--spares", str(self.spares)), ("--relay", relay), *restarts)
+
+    @property
+    def silence(self) -> float:
+        """After how many seconds without a heartbeat a machine counts as lost."""
+        return (self.keep_alive_max_attempt + 1) * self.keep_alive_interval
+
+    def outlasting(self, seconds: float) -> RendezvousSettings:
+        """The same, but no machine counts as lost that was silent for less than so many seconds."""
+        most = max(self.keep_alive_max_attempt, math.ceil(seconds / self.keep_alive_interval))
+        return replace(self, keep_alive_max_attempt=most)
 
     @property
     def examination(self) -> str:

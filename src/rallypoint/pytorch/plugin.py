@@ -47,7 +47,7 @@ from rallypoint.launch.health import UnfitError, why_unfit
 from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
 from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.launch.rendezvous.digest import RoundEnd
-from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round, Timeouts
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place, open_replicated, openness
@@ -98,10 +98,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         launchers = size.most + conf.spares
         self._place = _open_place(params, launchers, conf, has_relays=has_relays)
         self._route = RankRoute(self._place, conf, has_relays=has_relays, is_shared=launchers > 1)
-        times = Timeouts(
-            *(conf.join_timeout, conf.last_call_timeout, conf.close_timeout),
-            *(conf.keep_alive_interval, conf.keep_alive_max_attempt),
-        )
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
@@ -111,8 +107,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             params.run_id,
             member,
             size,
-            times.outlasting(self._place.pause_seconds),
-            spares=conf.spares,
+            conf.outlasting(self._place.pause_seconds),
             settings=conf.shared(size, has_relays=has_relays),
             endpoint=str(parse_endpoints(params.endpoint)),
             find_jobs=self._place.find_jobs,
@@ -265,7 +260,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         relay = self._route.open(round_store, met)
         self._failures.enter(round_store, relay if relay is None or round_store.name else store_place)
         place = relay or store_place
-        patience = timedelta(seconds=self._meeting.times.join)
+        patience = timedelta(seconds=self._meeting.conf.join_timeout)
         wanted = StoreParameters(*place, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
@@ -292,10 +287,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _announce_restart(self, number: int, end: RoundEnd) -> None:
         """Log how an attempt has ended, and what follows. Machine changes do not count as restarts."""
-        size, times, left = self._meeting.size, self._meeting.times, self.restarts_left
+        size, conf, left = self._meeting.size, self._meeting.conf, self.restarts_left
         without = "a machine has joined" if end.newcomers else "no machine has reported a failure"
         why = shown(end.first.text, LONGEST_SENTENCE) if end.first else without
-        outlook = f"; {end.outlook(size, times.join, times.last_call)}" if size.most > 1 else ""
+        outlook = f"; {end.outlook(size, conf.join_timeout, conf.last_call_timeout)}" if size.most > 1 else ""
         most = f" of at most {number + 2 + left}" if left is not None else ""
         logger.warning(
             "rallypoint: attempt %d has ended: %s%s; attempt %d%s follows",

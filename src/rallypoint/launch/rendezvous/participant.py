@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from rallypoint.client.base import Store
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.errors import JoinTimeoutError, RallypointError
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import (
     Assignment,
     Digest,
@@ -52,31 +53,6 @@ _CHECK_SECONDS = 1.0  # between checks for pending requests
 
 
 @dataclass(frozen=True)
-class Timeouts:
-    """How long things may take, in seconds."""
-
-    join: float = 600.0
-    """Until enough machines have joined."""
-    last_call: float = 30.0
-    """How long to wait for more, once enough have joined."""
-    close: float = 30.0
-    """How long the machine with the store waits at the end for the others to leave."""
-    beat: float = 5.0
-    """Between two heartbeats."""
-    beats_missed: int = 3
-    """How many heartbeats a machine may miss; then it counts as lost."""
-
-    @property
-    def silence(self) -> float:
-        """After how long a machine counts as lost that gives no sign of life."""
-        return (self.beats_missed + 1) * self.beat
-
-    def outlasting(self, seconds: float) -> Timeouts:
-        """The same, but no machine counts as lost that was silent for less than so many seconds."""
-        return replace(self, beats_missed=max(self.beats_missed, math.ceil(seconds / self.beat)))
-
-
-@dataclass(frozen=True)
 class Round:
     """One machine's view of a complete round."""
 
@@ -107,10 +83,9 @@ class Participant:
         run_id: str,
         member: Member,
         size: Size,
-        times: Timeouts,
+        conf: RendezvousSettings,
         clock: Callable[[], float] = time.monotonic,
         *,
-        spares: int = 0,
         settings: Settings = (),
         endpoint: str = "the endpoint",
         find_jobs: Callable[[], Sequence[JobRound]] = tuple,
@@ -131,14 +106,13 @@ class Participant:
         self._register = Register(PrefixStore(self.prefix, store), member.id, size)
         self.member = member
         self.size = size
-        self.times = times
+        self.conf = conf
         self._clock = clock
         self._has_joined = False
-        self._spares = spares
         self._sick_named = ""
         self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
-        self._lookout = Lookout(times.beats_missed)
+        self._lookout = Lookout(conf.keep_alive_max_attempt)
 
     @property
     def roster(self) -> Roster:
@@ -229,7 +203,7 @@ class Participant:
         ending = Ending(self._sick_named, now)
         digest = self._register.post(RosterRequest(leave=self.member, lost=True, sick=reason, ending=ending))
         seen = self._clock()
-        while not digest.closed and self._clock() < seen + self.times.join:
+        while not digest.closed and self._clock() < seen + self.conf.join_timeout:
             self._register.await_closed(_CHECK_SECONDS * _SELDOM)
             digest = self._read_digest()
             seen = self._clock() if digest.everybody else seen
@@ -252,14 +226,14 @@ class Participant:
             if any(now[each] != before.get(each, now[each]) for each in now):
                 raise closed_error(roster.closed)
             looks_in_vain = looks_in_vain + 1 if now.keys() == before.keys() else 0
-            if not now or looks_in_vain > self.times.beats_missed:
+            if not now or looks_in_vain > self.conf.keep_alive_max_attempt:
                 self._reopen_without(set(roster.everybody))
             else:
                 if not before:
                     who = _list(roster.everybody)
                     logger.warning("rallypoint: the last job with this id is over: waiting for %s to go", who)
                 before = now
-                self._pause(self.times.beat)
+                self._pause(self.conf.keep_alive_interval)
 
     def _reopen_without(self, lost: set[Member]) -> None:
         self._register.change(lambda latest: latest.lose(lost, self.size).reopen())
@@ -270,8 +244,8 @@ class Participant:
             time.sleep(min(_PARTING_SECONDS, left))
 
     def await_others_gone(self) -> bool:
-        """Wait until all others have left; False if that took longer than `times.close`."""
-        end = self._clock() + self.times.close
+        """Wait until all others have left; False if that took longer than `conf.close_timeout`."""
+        end = self._clock() + self.conf.close_timeout
         while True:
             digest = self._others_left()
             if digest.everybody == 0 or (digest.everybody == 1 and digest.scribe == self.member.id):
@@ -285,7 +259,7 @@ class Participant:
         return self._register.sweep(max(1, self._register.digest().everybody - 1))
 
     def beat(self) -> None:
-        """Send a heartbeat, and check those of others; to be called every `times.beat` seconds."""
+        """Send a heartbeat, and check those of others; to be called every `keep_alive_interval` seconds."""
         digest = self._follow(self._register.beat())
         silent = self._lookout.look(self._register.ring(digest), self._register.beats_of)
         if silent:
@@ -294,7 +268,7 @@ class Participant:
     def _lose(self, silent: set[str]) -> None:
         lost = tuple(each for each in self.roster.everybody if each.id in silent)
         if lost:
-            who, silence = "it" if len(lost) == 1 else "them", self.times.silence
+            who, silence = "it" if len(lost) == 1 else "them", self.conf.silence
             text = f"{_list(lost)} gave no sign of life for {silence:.0f} s"
             logger.warning("%s: going on without %s", text, who)
             ending = Ending(text, self._keepers_time() - silence)
@@ -334,7 +308,7 @@ class Participant:
     def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None) -> Assignment:
         while True:
             seconds = _CHECK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _SELDOM)
-            left = patience.left(self.times.join)
+            left = patience.left(self.conf.join_timeout)
             # When that is over and it is still here, enough have come, and there is nothing to hurry for.
             seconds = min(seconds, left) if left > 0 else seconds
             if before is not None:
@@ -364,7 +338,7 @@ class Participant:
             self.member,
             least=least,
             most=most,
-            spares=self._spares,
+            spares=self.conf.spares,
             settings=self._settings,
             ending=ending,
         )
@@ -384,17 +358,17 @@ class Participant:
             roster = self.roster
             rank = roster.rank_of(self.member.id)
             return assignment_of(roster, rank, time.time()) if rank is not None else None
-        elif digest.wants_restart and patience.since_change >= self.times.silence:
+        elif digest.wants_restart and patience.since_change >= self.conf.silence:
             return Assignment(again=True)  # harmless if this machine waits for the next round
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
         if digest.present >= self.size.least:
-            if digest.scribe == self.member.id and patience.since_change >= self.times.last_call:
+            if digest.scribe == self.member.id and patience.since_change >= self.conf.last_call_timeout:
                 self._register.change(
                     lambda latest: latest.fill() if len(latest.present) == digest.present else latest
                 )
-        elif patience.left(self.times.join) <= 0:
+        elif patience.left(self.conf.join_timeout) <= 0:
             roster = self.roster
             if len(roster.present) < self.size.least:  # or some have just come
                 self.leave()
@@ -419,10 +393,10 @@ class Participant:
             self._rivals = rivals or self._rivals
         if count < self.size.least:
             missing = f"{self.size.least - count} of {self.size.least} machines"
-            left = patience.left(self.times.join)
+            left = patience.left(self.conf.join_timeout)
         else:
             missing = f"up to {counted(self.size.most - count, 'more machine')}"
-            left = self.times.last_call - patience.since_change
+            left = self.conf.last_call_timeout - patience.since_change
         where = f"{self._endpoint}{names}"
         return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{rivals}"
 
@@ -448,8 +422,9 @@ class Participant:
         lost += "".join(f"; {each}" for each in roster.sick)
         # The only reason to wait for an open round is a rank that another machine has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
+        seconds = self.conf.join_timeout
         return JoinTimeoutError(
-            f"{len(roster.present)} of {self.size.least} machines connected within {self.times.join:g} s: "
+            f"{len(roster.present)} of {self.size.least} machines connected within {seconds:g} s: "
             f"{_list(roster.present)}{named}{lost}{rivals}{self._rivals}",
             hint="look at the launcher's log on the machines that did not connect: same endpoint, same id, "
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
@@ -513,7 +488,7 @@ class Heartbeat:
             except RallypointError as error:
                 if not self._stopped.is_set():
                     logger.warning("the meeting place does not answer: %s", error.message)
-            if self._stopped.wait(self._participant.times.beat):
+            if self._stopped.wait(self._participant.conf.keep_alive_interval):
                 return
 
 

@@ -29,7 +29,6 @@ from rallypoint.errors import (
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
-    UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.options import RendezvousSettings
@@ -414,18 +413,6 @@ def test_one_too_many_waits_as_long_as_it_takes(hall: Hall) -> None:
     assert (met.number, names(met.members)) == (1, "bc")
 
 
-@pytest.mark.usefixtures("_looks_seldom")
-def test_those_who_wait_have_a_round_of_their_own_when_the_others_have_left(hall: Hall) -> None:
-    machines = hall.machines("abcd", Size(2, 2))
-    together(machines[:2])
-    calls = [machine.coming() for machine in machines[2:]]
-    until(lambda: len(machines[0].roster.waiting) == 2, "two wait")
-    for machine in machines[:2]:
-        machine.leave()
-    met = agreed(machines[2:], [call.result() for call in calls])
-    assert met.number == 1
-
-
 # Waiting in vain
 
 
@@ -511,19 +498,6 @@ def test_a_machine_describes_what_it_waits_for(hall: Hall, states: dict[str, Cal
     assert states["d"]() == "the job runs on 3 machines; this machine waits for a place"
 
 
-def test_machines_with_different_settings_all_fail(any_hall: Hall) -> None:
-    first, second = any_hall.machines("ab", Size(2, 2))
-    first._settings, second._settings = (("--max-restarts", "3"),), (("--max-restarts", "0"),)
-    calls = [first.coming()]
-    until(lambda: len(first.roster.present) == 1, "the first has come")
-    calls.append(second.coming())
-    for call in calls:
-        with pytest.raises(UsageError) as caught:
-            call.result()
-        assert "host-b (process 101) has --max-restarts=0" in caught.value.message
-        assert "host-a (process 100) has --max-restarts=3" in caught.value.message
-
-
 def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:
     machines = hall.machines("abc", Size(4, 4))
     calls = []
@@ -559,15 +533,6 @@ def beat(hall: Hall, alive: Sequence[Machine]) -> None:
         machine.beat()
 
 
-def test_who_gives_signs_of_life_is_not_lost(any_hall: Hall) -> None:
-    machines = any_hall.machines("abc", Size(3, 3))
-    together(machines)
-    for number in range(20):
-        beat(any_hall, machines[:: (-1) ** number])
-    assert machines[0].roster.lost == ()
-    assert names(sorted(machines[0].roster.present, key=lambda each: each.id)) == "abc"
-
-
 @pytest.mark.parametrize("victim", [0, 2])
 def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victim: int) -> None:
     machines = any_hall.machines("abc", Size(2, 3))
@@ -583,17 +548,6 @@ def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victi
     call_last(any_hall, machines)
     assert agreed(machines, [call.result() for call in calls]).number == 1
     assert not any(machine.wants_restart() for machine in machines)
-
-
-@pytest.mark.parametrize("victims", ["bc", "ad", "bd", "bcd"])
-def test_all_that_are_lost_at_once_are_found(hall: Hall, victims: str) -> None:
-    """Each looks after the next; while that one is silent, also after those behind it."""
-    machines = [hall.machine(name, Size(4, 4), rank) for rank, name in enumerate("abcd")]
-    together(machines)
-    dead = [machine for machine in machines if machine.member.id in victims]
-    miss(hall, machines, *dead)
-    survivor = next(machine for machine in machines if machine not in dead)
-    assert {each.id for each in survivor.roster.lost} == set(victims)
 
 
 @pytest.mark.parametrize("count", [2, 20])
@@ -877,19 +831,6 @@ def test_one_that_is_not_fit_is_named_and_waits_for_the_end(
     out.result()
 
 
-@pytest.mark.usefixtures("_looks_seldom")
-def test_one_that_is_not_fit_any_more_is_missed_at_once(hall: Hall) -> None:
-    first, second, sick = machines = hall.machines("abc", Size(2, 3))
-    together(machines)
-    out = Call(lambda: sick.stay_out("its GPU is gone"))
-    until(lambda: names(first.roster.lost) == "c", "it is missed")
-    assert first.wants_restart()
-    assert second.wants_restart()
-    first.close("the job has ended")
-    assert first.roster.closed
-    out.result()
-
-
 def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
     alone = hall.machine("a", Size(2, 2), times=RendezvousSettings(join_timeout=0))
     Call(lambda: alone.stay_out("its GPU is gone")).result()
@@ -966,21 +907,6 @@ def test_a_keeper_that_cannot_start_a_store_leaves_it_to_another(hall: Hall, err
     met = agreed([other], [calls[1].result()])
     assert met.store[0] == "b"
     assert names(other.roster.everybody) == "b"
-
-
-@pytest.mark.usefixtures("_looks_seldom")
-def test_who_waits_for_a_store_learns_at_once_that_its_keeper_has_failed(hall: Hall) -> None:
-    keeper, other, watcher = (hall.machine(name, Size(2, 2), keeps=name == "a") for name in "abc")
-
-    def fail() -> None:
-        until(lambda: other.roster.complete, "the other knows of the round")
-        raise OSError("no port is free")
-
-    keeper.before_start = fail
-    calls = [keeper.coming(), other.coming()]
-    with pytest.raises(OSError, match="no port"):
-        calls[0].result()
-    until(lambda: watcher.roster.round == 1, "the other has left the round")
 
 
 # The roster's versions

@@ -25,7 +25,7 @@ from processes import Server
 from rallypoint.cli import findings as doctor_lines
 from rallypoint.cli import main as command
 from rallypoint.cli import run as launcher
-from rallypoint.cli.printing import print_rows, tell_file
+from rallypoint.cli.printing import print_rows, print_settings_file
 from rallypoint.cli.signals import ChangedLines, in_a_line
 from rallypoint.client.base import keys_missing
 from rallypoint.client.filelog import Member as FileMember
@@ -40,8 +40,9 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.explain import Source, explain, report
 from rallypoint.launch.blame import Failure, RankIdentity
 from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment
-from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
+from rallypoint.launch.rendezvous.participant import Participant
 from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
 from rallypoint.launch.reports import JoinProgress, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, pack
@@ -177,7 +178,7 @@ def of_meetings() -> Iterator[str]:
     member, other = filled(Member), replace(filled(Member), id="other")
     yield str(member)
     yield str(closed_error(ENDLESS))
-    meeting = Meeting(HashStore(1.0), "job", member, Size(3, 3), MeetingTimes())
+    meeting = Participant(HashStore(1.0), "job", member, Size(3, 3), RendezvousSettings())
     yield str(meeting._missing(filled(Roster)))
     with pytest.raises(UsageError) as caught:
         join(Roster(present=(replace(member, host=EVIL),)), other, Size(3, 3))
@@ -273,10 +274,10 @@ def test_no_text_of_a_rank_that_the_launcher_prints_is_raw(
         failure = replace(filled(Failure), who=replace(who, rank=number))
         (tmp_path / f"failed-{number}-1.json").write_text(to_text(failure))
     (tmp_path / "roll.json").write_text(to_text(replace(filled(JoinProgress), expected=9)))
-    blame = launcher._tell_failure(Reports(tmp_path), [])
+    blame = launcher._print_failure(Reports(tmp_path), [])
     assert blame is not None
     launcher._explain(blame, "", 0.0)
-    launcher._tell_missing(Reports(tmp_path))
+    launcher._print_missing(Reports(tmp_path))
     line = launcher._JoinLine(Reports(tmp_path), from_start=True)
     line._began -= 1000.0
     line.look()
@@ -287,7 +288,7 @@ def test_no_name_of_a_file_and_no_error_is_raw(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = EVIL.replace("\n", "")
-    tell_file(Path(f"/tmp/{text}"), [text])
+    print_settings_file(Path(f"/tmp/{text}"), [text])
     print_rows([("a", text, text)])
     ChangedLines().miss(RallypointError(ENDLESS))
 

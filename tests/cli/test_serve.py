@@ -142,7 +142,7 @@ def test_the_line_has_the_host_and_the_port_as_they_were_given(host: str) -> Non
 @pytest.fixture
 def _own_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a `rallypoint serve` in this process, where the logging is pytest's."""
-    monkeypatch.setattr("rallypoint.cli.serve.settle_in", lambda _: None)
+    monkeypatch.setattr("rallypoint.cli.foreground.settle_in", lambda _: None)
 
 
 @tells_connections

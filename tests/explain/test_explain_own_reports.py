@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 
-from rallypoint.cli.run import _JoinLine, _tell_failure, _tell_stall
+from rallypoint.cli.run import _JoinLine, _print_failure, _print_stall
 from rallypoint.codec import to_text
 from rallypoint.explain.events import FAILURES, Event, Kind, Process, Raised
 from rallypoint.explain.lines import Line, Prefixes
 from rallypoint.explain.reported import OwnReports, Tables, ended, failed, lost
 from rallypoint.launch import reports
 from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.roster import Ending, Size
 from rallypoint.launch.reports import JoinProgress, Reports
@@ -81,10 +82,9 @@ def _report(
         for failure in failures or []:
             name = f"failed-{failure.who.rank}-{failure.who.pid}.json"
             (folder / name).write_text(to_text(failure))
-        for each in exits or []:
-            reports.report_exit(folder, each)
-        reports.report_stall(folder, stall)
-        _tell_failure(Reports(folder), lost or [])
+        reports.report_exits(exits or [], folder)
+        reports.STALL.leave(stall, folder)
+        _print_failure(Reports(folder), lost or [])
     return capsys.readouterr().err
 
 
@@ -165,11 +165,11 @@ def test_advice_is_no_clue() -> None:
 
 
 def test_a_stall_names_the_odd_rank_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell_stall([*_stall().splitlines(), "see `rallypoint stacks localhost:29500`"])
+    _print_stall([*_stall().splitlines(), "see `rallypoint stacks localhost:29500`"])
     event = _only(capsys.readouterr().err)
     assert (event.kind, event.process.rank, event.process.host) == (Kind.STALL, 1, "node-a")
     assert "load_batch (data.py:88)" in event.text
-    _tell_stall(["the ranks go on"])
+    _print_stall(["the ranks go on"])
     assert _only(capsys.readouterr().err).kind is Kind.STEP
 
 
@@ -212,7 +212,7 @@ def test_a_new_attempt(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("torch")
     from rallypoint.pytorch.plugin import RallypointHandler
 
-    meeting = SimpleNamespace(size=Size(2, 2), times=SimpleNamespace(join=60.0, last_call=5.0))
+    meeting = SimpleNamespace(size=Size(2, 2), conf=RendezvousSettings())
     handler = cast(RallypointHandler, SimpleNamespace(_meeting=meeting, restarts_left=1))
     for first in (None, Ending("rank 1 (process 5 on node-a) failed first: KeyError: 'out of memory'")):
         RallypointHandler._announce_restart(handler, 0, RoundEnd(first, complete=True, present=2))

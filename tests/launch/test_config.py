@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from torch.distributed.run import get_args_parser
 from rallypoint.errors import UsageError
 from rallypoint.launch.config import CommandLine, Program, settle, split_arguments
 from rallypoint.launch.endpoint import Endpoint, Endpoints
-from rallypoint.launch.options import BY_NAME, OPTIONS, Level, Setting, Settings
+from rallypoint.launch.options import (
+    BY_NAME,
+    OPTIONS,
+    Level,
+    RendezvousSettings,
+    Setting,
+    Settings,
+    parse_conf,
+)
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 
@@ -375,6 +384,35 @@ def test_rdzv_conf_may_say_rank_and_join_timeout(folder: Path) -> None:
         conf = dict(pair.split("=") for pair in parsed.rdzv_conf.split(","))
         assert conf.pop("max_restarts") == "0"
         assert conf == expected, said
+
+
+def test_what_torchruns_rdzv_conf_says_to_the_backend(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_conf({}) == RendezvousSettings()
+    conf = {
+        "rank": "3",
+        "join_timeout": " 5",
+        "keep_alive_max_attempt": "0",
+        "workers": "auto",
+        "spares": "1",
+    }
+    switches = {"is_host": "off", "relay": "on", "port_range": "1-2", "max_restarts": "03"}
+    found = parse_conf({**conf, **switches, "timeout": "7", "joint_timeout": "1"})
+    expected = RendezvousSettings(rank=3, join_timeout=5.0, keep_alive_max_attempt=1, spares=1)
+    expected = replace(expected, is_host=False, relay="on", port_range=range(1, 3), max_restarts="3")
+    assert found == expected
+    assert [found.examination, replace(found, spares=0).examination] == ["quick", "off"]
+    shared = (("--nnodes", "2"), ("--spares", "1"), ("--relay", "on"), ("--max-restarts", "3"))
+    assert found.shared(Size(2, 2), has_relays=True) == shared
+    assert ["did you mean join_timeout?" in each for each in caplog.messages] == [True]
+    for name, text in (
+        ("rank", "x"),
+        ("close_timeout", "0"),
+        ("relay", "1"),
+        ("workers", "65"),
+        ("health", ""),
+    ):
+        error = refusal(lambda: parse_conf({name: text}), name)  # noqa: B023
+        assert (error.message, error.hint[:6]) == (f"{name} in --rdzv-conf is {text!r}", "write ")
 
 
 CONTRADICTIONS = [

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.launch.command import children_end_with_us
 from rallypoint.pytorch.agent import _close_rank
+from rallypoint.store.machine.lifetime import children_end_with_us
 
 
 class _Rank:
@@ -46,7 +46,7 @@ class _Kernel:
     def __getattr__(self, name: str) -> Callable[..., int]:
         def function(*args: Any) -> int:
             if name == "SetInformationJobObject":
-                self.flags.append(args[2]._obj.basic.flags)
+                self.flags.append(args[2]._obj[2])
             return 1
 
         setattr(self, name, function)

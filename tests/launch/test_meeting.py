@@ -29,14 +29,14 @@ from rallypoint.errors import (
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
-    UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import Register
-from rallypoint.launch.rendezvous.replicated import open_replicated
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
+from rallypoint.launch.rendezvous.servers import open_replicated
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server
@@ -44,8 +44,10 @@ from raw import SECONDS, until
 
 T = TypeVar("T")
 
-TIMES = MeetingTimes(join=60, last_call=30, close=30, beat=5, beats_missed=3)
-LOOK = "rallypoint.launch.rendezvous.meeting._LOOK_SECONDS"
+TIMES = RendezvousSettings(
+    join_timeout=60, last_call_timeout=30, close_timeout=30, keep_alive_interval=5, keep_alive_max_attempt=3
+)
+LOOK = "rallypoint.launch.rendezvous.participant._CHECK_SECONDS"
 
 
 class Time:
@@ -99,10 +101,12 @@ class Call(Generic[T]):
         return self._future.result(SECONDS)
 
 
-class Machine(Meeting):
+class Machine(Participant):
     """A machine whose stores are but names, which it notes in `started`: the round, and itself."""
 
-    def __init__(self, hall: Hall, store: Store, member: Member, size: Size, times: MeetingTimes) -> None:
+    def __init__(
+        self, hall: Hall, store: Store, member: Member, size: Size, times: RendezvousSettings
+    ) -> None:
         super().__init__(
             store, hall.run_id, member, size, times, hall.time.watch(member.id), on_end=self._hear
         )
@@ -147,13 +151,13 @@ class Hall:
         rank: int = -1,
         *,
         keeps: bool = False,
-        times: MeetingTimes = TIMES,
+        times: RendezvousSettings = TIMES,
         store: Store | None = None,
     ) -> Machine:
         member = Member(name, f"host-{name}", 100 + len(self._stores), rank, keeps)
         return Machine(self, store or self.store(), member, size, times)
 
-    def machines(self, names: str, size: Size, times: MeetingTimes = TIMES) -> list[Machine]:
+    def machines(self, names: str, size: Size, times: RendezvousSettings = TIMES) -> list[Machine]:
         return [self.machine(name, size, times=times) for name in names]
 
     def close(self) -> None:
@@ -242,14 +246,6 @@ def test_machines_that_come_at_the_same_time_agree(any_hall: Hall, count: int) -
     assert any_hall.started == [(0, met.members[0].id)]
 
 
-def test_the_machine_that_the_endpoint_names_keeps_the_store(hall: Hall) -> None:
-    machines = [hall.machine(name, Size(3, 3), rank, keeps=rank == 2) for rank, name in enumerate("abc")]
-    met = agreed(machines, together(machines))
-    assert names(met.members) == "abc"
-    assert hall.started == [(0, "c")]
-    assert met.store == "c:0:1"
-
-
 def test_a_store_that_nobody_leads_is_named() -> None:
     """The sockets do not listen, as those of processes that stand by."""
     standbys = [reserve("127.0.0.1", 0)[0] for _ in range(2)]
@@ -309,9 +305,9 @@ def traffic(count: int) -> int:
     machines = [
         hall.machine(f"{number:04}", size, store=Weighed("weighed", hall.store())) for number in range(count)
     ]
-    arrived = {machine: machine._come() for machine in machines}
+    arrived = {machine: machine._join() for machine in machines}
     for machine in machines:
-        machine._come = lambda *_: arrived[machine]  # type: ignore[method-assign]  # noqa: B023
+        machine._join = lambda *_: arrived[machine]  # type: ignore[method-assign]  # noqa: B023
         machine.enter()
     hall.close()
     return sum(sizes)
@@ -343,13 +339,13 @@ def test_all_machines_are_one_ring(hall: Hall) -> None:
 def test_while_machines_keep_coming_the_scribe_takes_many_in_at_once(hall: Hall) -> None:
     size = Size(300, 300)
     scribe = hall.machine("scribe", size)
-    scribe._come()
+    scribe._join()
     for number in range(256):
         member = Member(f"{number:016x}", "host", number)
         Register(PrefixStore(scribe.prefix, hall.store()), member.id, size).post(RosterRequest(come=member))
-        digest = scribe._look()
+        digest = scribe._read_digest()
     assert digest.version < 64
-    assert scribe._look().everybody == 257, "as no more came"
+    assert scribe._read_digest().everybody == 257, "as no more came"
 
 
 @pytest.mark.slow
@@ -403,16 +399,6 @@ def test_who_comes_before_the_last_call_takes_part(hall: Hall) -> None:
     assert met.number == 0
 
 
-def test_one_that_comes_later_takes_part_in_the_next_round(hall: Hall) -> None:
-    size, times = Size(1, 2), MeetingTimes(last_call=0)
-    early, late = hall.machine("a", size, times=times), hall.machine("b", size, times=TIMES)
-    agreed([early], [early.enter()])
-    coming = late.coming()
-    until(early.wants_restart, "the one that is there notices")
-    met = agreed([early, late], [early.enter(), coming.result()])
-    assert (met.number, len(hall.started)) == (1, 2)
-
-
 def test_one_too_many_waits_as_long_as_it_takes(hall: Hall) -> None:
     size = Size(2, 2)
     first, second, spare = hall.machines("abc", size)
@@ -425,18 +411,6 @@ def test_one_too_many_waits_as_long_as_it_takes(hall: Hall) -> None:
     assert second.wants_restart()
     met = agreed([second, spare], [second.enter(), coming.result()])
     assert (met.number, names(met.members)) == (1, "bc")
-
-
-@pytest.mark.usefixtures("_looks_seldom")
-def test_those_who_wait_have_a_round_of_their_own_when_the_others_have_left(hall: Hall) -> None:
-    machines = hall.machines("abcd", Size(2, 2))
-    together(machines[:2])
-    calls = [machine.coming() for machine in machines[2:]]
-    until(lambda: len(machines[0].roster.waiting) == 2, "two wait")
-    for machine in machines[:2]:
-        machine.leave()
-    met = agreed(machines[2:], [call.result() for call in calls])
-    assert met.number == 1
 
 
 # Waiting in vain
@@ -463,13 +437,6 @@ def test_who_came_and_who_is_missing_is_said(hall: Hall) -> None:
     assert message.endswith("; missing: machine rank 1, 3")
     assert "endpoint" in caught.value.hint
     assert names(second.roster.everybody) == "b", "who gives up leaves"
-
-
-def test_machines_without_ranks_are_missed_without_names(hall: Hall) -> None:
-    machine = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
-    with pytest.raises(JoinTimeoutError) as caught:
-        machine.enter()
-    assert caught.value.message == "1 of 2 machines connected within 0 s: host-a (process 100)"
 
 
 def test_who_waits_for_a_rank_that_is_taken_is_said(hall: Hall) -> None:
@@ -501,7 +468,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], str]]:
         found[chr(ord("a") + len(found))] = describe
         return nullcontext()
 
-    monkeypatch.setattr("rallypoint.launch.rendezvous.meeting.Waiting", waiting)
+    monkeypatch.setattr("rallypoint.launch.rendezvous.participant.Waiting", waiting)
     return found
 
 
@@ -531,19 +498,6 @@ def test_a_machine_describes_what_it_waits_for(hall: Hall, states: dict[str, Cal
     assert states["d"]() == "the job runs on 3 machines; this machine waits for a place"
 
 
-def test_machines_with_different_settings_all_fail(any_hall: Hall) -> None:
-    first, second = any_hall.machines("ab", Size(2, 2))
-    first._settings, second._settings = (("--max-restarts", "3"),), (("--max-restarts", "0"),)
-    calls = [first.coming()]
-    until(lambda: len(first.roster.present) == 1, "the first has come")
-    calls.append(second.coming())
-    for call in calls:
-        with pytest.raises(UsageError) as caught:
-            call.result()
-        assert "host-b (process 101) has --max-restarts=0" in caught.value.message
-        assert "host-a (process 100) has --max-restarts=3" in caught.value.message
-
-
 def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:
     machines = hall.machines("abc", Size(4, 4))
     calls = []
@@ -566,7 +520,7 @@ def miss(hall: Hall, machines: Sequence[Machine], *dead: Machine) -> None:
     """Let machines live on without those that are dead until they have noticed it."""
     alive = [machine for machine in machines if machine not in dead]
     gone = {machine.member.id for machine in dead}
-    for _ in range(TIMES.beats_missed + 4):
+    for _ in range(TIMES.keep_alive_max_attempt + 4):
         beat(hall, alive)
         if not gone & {each.id for each in alive[0].roster.everybody}:
             return
@@ -579,21 +533,12 @@ def beat(hall: Hall, alive: Sequence[Machine]) -> None:
         machine.beat()
 
 
-def test_who_gives_signs_of_life_is_not_lost(any_hall: Hall) -> None:
-    machines = any_hall.machines("abc", Size(3, 3))
-    together(machines)
-    for number in range(20):
-        beat(any_hall, machines[:: (-1) ** number])
-    assert machines[0].roster.lost == ()
-    assert names(sorted(machines[0].roster.present, key=lambda each: each.id)) == "abc"
-
-
 @pytest.mark.parametrize("victim", [0, 2])
 def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victim: int) -> None:
     machines = any_hall.machines("abc", Size(2, 3))
     together(machines)
     dead = machines.pop(victim)
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         beat(any_hall, machines)
         assert not machines[0].wants_restart()
     miss(any_hall, [*machines, dead], dead)
@@ -605,17 +550,6 @@ def test_who_gives_none_is_lost_and_the_others_start_again(any_hall: Hall, victi
     assert not any(machine.wants_restart() for machine in machines)
 
 
-@pytest.mark.parametrize("victims", ["bc", "ad", "bd", "bcd"])
-def test_all_that_are_lost_at_once_are_found(hall: Hall, victims: str) -> None:
-    """Each looks after the next; while that one is silent, also after those behind it."""
-    machines = [hall.machine(name, Size(4, 4), rank) for rank, name in enumerate("abcd")]
-    together(machines)
-    dead = [machine for machine in machines if machine.member.id in victims]
-    miss(hall, machines, *dead)
-    survivor = next(machine for machine in machines if machine not in dead)
-    assert {each.id for each in survivor.roster.lost} == set(victims)
-
-
 @pytest.mark.parametrize("count", [2, 20])
 def test_a_job_whose_machines_were_all_killed_is_soon_started_again(hall: Hall, count: int) -> None:
     """All are lost after about the time that one takes, however many they are."""
@@ -624,19 +558,9 @@ def test_a_job_whose_machines_were_all_killed_is_soon_started_again(hall: Hall, 
     machines = hall.machines("ABCDEFGHIJKLMNOPQRST"[:count], size)
     calls = [machine.coming() for machine in machines]
     until(lambda: len(machines[0].roster.waiting) == count, "all wait")
-    for _ in range(TIMES.beats_missed + 4):
+    for _ in range(TIMES.keep_alive_max_attempt + 4):
         beat(hall, machines)
     assert agreed(machines, [call.result() for call in calls]).number == 1
-
-
-def test_who_is_lost_while_it_waits_is_no_reason_to_start_again(hall: Hall) -> None:
-    first, second, spare = machines = hall.machines("abc", Size(2, 2))
-    together([first, second])
-    spare.coming()
-    until(lambda: first.roster.waiting, "the spare one waits")
-    miss(hall, machines, spare)
-    assert (first.roster.waiting, first.roster.lost) == ((), ())
-    assert not first.wants_restart()
 
 
 def test_who_was_counted_as_lost_may_come_back(hall: Hall) -> None:
@@ -673,8 +597,8 @@ def test_a_pause_of_all_costs_nobody_its_place(hall: Hall) -> None:
 
 @pytest.mark.parametrize(("beat", "missed", "expected"), [(5.0, 3, 3), (5.0, 1, 2), (0.3, 3, 34)])
 def test_patience_outlasts_a_store_that_moves(beat: float, missed: int, expected: int) -> None:
-    times = MeetingTimes(beat=beat, beats_missed=missed)
-    assert times.outlasting(10.0).beats_missed == expected
+    times = RendezvousSettings(keep_alive_interval=beat, keep_alive_max_attempt=missed)
+    assert times.outlasting(10.0).keep_alive_max_attempt == expected
     assert times.outlasting(0.0) == times
 
 
@@ -683,11 +607,11 @@ def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
     first, second, third = machines
     together(machines)
     beat(hall, machines[::-1])
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         beat(hall, [third, first])
     second.leave()
     assert first.roster.present == (first.member, third.member)
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         first.beat()
         assert first.roster.lost == ()
     first.beat()
@@ -698,7 +622,7 @@ def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> N
     first, second = machines = hall.machines("ab", Size(2, 2))
     together(machines)
     beat(hall, machines[::-1])
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         first.beat()
     second.leave()
     assert first.roster.everybody == (first.member,)
@@ -748,7 +672,7 @@ def call_last(hall: Hall, machines: Sequence[Machine]) -> None:
 
 
 def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=RendezvousSettings(keep_alive_interval=0.001))
     beats = PrefixStore("rallypoint/meeting/job/beat", hall.store())
     heart = Heartbeat(machine)
     until(lambda: beats.add("a", 0) >= 3, "it beats")
@@ -760,7 +684,7 @@ def test_a_heart_beats_until_it_is_stopped(hall: Hall, caplog: pytest.LogCapture
 
 
 def test_a_heart_outlives_the_meeting_place(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    machine = hall.machine("a", Size(1, 1), times=MeetingTimes(beat=0.001))
+    machine = hall.machine("a", Size(1, 1), times=RendezvousSettings(keep_alive_interval=0.001))
     heart = Heartbeat(machine)
     machine.store.close()
     with caplog.at_level(logging.WARNING, "rallypoint.meeting"):
@@ -863,7 +787,7 @@ def test_machines_that_were_killed_before_they_left_do_not_keep_an_id(
     opening = [Call(each.open_again) for each in others]
     hall.time.await_looks("d", "e", "f")
     alive.leave()
-    for _ in range(TIMES.beats_missed):
+    for _ in range(TIMES.keep_alive_max_attempt):
         hall.time.advance(5)
         hall.time.await_looks("d", "e", "f")
     assert dead.is_closed
@@ -907,21 +831,8 @@ def test_one_that_is_not_fit_is_named_and_waits_for_the_end(
     out.result()
 
 
-@pytest.mark.usefixtures("_looks_seldom")
-def test_one_that_is_not_fit_any_more_is_missed_at_once(hall: Hall) -> None:
-    first, second, sick = machines = hall.machines("abc", Size(2, 3))
-    together(machines)
-    out = Call(lambda: sick.stay_out("its GPU is gone"))
-    until(lambda: names(first.roster.lost) == "c", "it is missed")
-    assert first.wants_restart()
-    assert second.wants_restart()
-    first.close("the job has ended")
-    assert first.roster.closed
-    out.result()
-
-
 def test_one_that_is_not_fit_does_not_wait_for_a_job_that_never_comes(hall: Hall) -> None:
-    alone = hall.machine("a", Size(2, 2), times=MeetingTimes(join=0))
+    alone = hall.machine("a", Size(2, 2), times=RendezvousSettings(join_timeout=0))
     Call(lambda: alone.stay_out("its GPU is gone")).result()
 
 
@@ -996,21 +907,6 @@ def test_a_keeper_that_cannot_start_a_store_leaves_it_to_another(hall: Hall, err
     met = agreed([other], [calls[1].result()])
     assert met.store[0] == "b"
     assert names(other.roster.everybody) == "b"
-
-
-@pytest.mark.usefixtures("_looks_seldom")
-def test_who_waits_for_a_store_learns_at_once_that_its_keeper_has_failed(hall: Hall) -> None:
-    keeper, other, watcher = (hall.machine(name, Size(2, 2), keeps=name == "a") for name in "abc")
-
-    def fail() -> None:
-        until(lambda: other.roster.complete, "the other knows of the round")
-        raise OSError("no port is free")
-
-    keeper.before_start = fail
-    calls = [keeper.coming(), other.coming()]
-    with pytest.raises(OSError, match="no port"):
-        calls[0].result()
-    until(lambda: watcher.roster.round == 1, "the other has left the round")
 
 
 # The roster's versions
@@ -1297,7 +1193,9 @@ class Story:
             self._cast(name)
 
     def _cast(self, name: str) -> None:
-        times = MeetingTimes(join=200, last_call=4, beat=5, beats_missed=8)
+        times = RendezvousSettings(
+            join_timeout=200, last_call_timeout=4, keep_alive_interval=5, keep_alive_max_attempt=8
+        )
         rank = self._random.choice([-1, -1, ord(name) - ord("a")])
         rank = rank if rank < self.size.most else -1
 

@@ -12,7 +12,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rallypoint.codec import to_text
 from rallypoint.errors import MeetingClosedError, RallypointError, UsageError
-from rallypoint.launch.rendezvous.roster import Ending, Member, Roster, RosterRequest, Size, read_value
+from rallypoint.launch.rendezvous.digest import (
+    Assignment,
+    Digest,
+    RoundEnd,
+    arc_of,
+    arcs,
+    assignment_of_refused,
+    end_of,
+    notices,
+)
+from rallypoint.launch.rendezvous.roster import (
+    Ending,
+    Member,
+    Roster,
+    RosterRequest,
+    Size,
+    closed_error,
+    read_value,
+)
 from rallypoint.store.rollcall.plan import meetings_of
 from rosters import close, join, leave
 
@@ -47,14 +65,6 @@ def names(members: tuple[Member, ...]) -> str:
 # Coming
 
 
-def test_a_round_is_complete_when_the_last_machine_that_may_take_part_has_come() -> None:
-    roster = gather(THREE, A, B)
-    assert (roster.round, roster.complete, roster.present) == (0, False, (A, B))
-    roster = join(roster, C, THREE)
-    assert (roster.round, roster.complete, roster.present) == (0, True, (A, B, C))
-    assert [roster.rank_of(name) for name in "abcd"] == [0, 1, 2, None]
-
-
 def test_how_many_are_to_come_is_written_down_for_those_who_look() -> None:
     roster = gather(Size(2, 4), A)
     assert (roster.least, roster.most) == (2, 4)
@@ -78,7 +88,7 @@ def test_a_roster_that_does_not_say_it_can_be_read() -> None:
 def with_settings(roster: Roster, member: Member, **settings: str) -> tuple[Roster, dict[str, str]]:
     """The roster after a machine with these settings has come to a job of two, and who is refused why."""
     line = RosterRequest(come=member, least=2, most=2, settings=tuple(settings.items()))
-    after, refused = roster.take_in([line], TWO)
+    after, refused = roster.apply([line], TWO)
     return read_value(Roster, to_text(after)), {each.id: str(error) for each, error in refused.items()}
 
 
@@ -118,26 +128,6 @@ def test_only_settings_that_both_machines_know_are_compared() -> None:
 
 
 # Ranks
-
-
-@pytest.mark.parametrize(
-    ("came", "ranked"),
-    [
-        ((A, B, C), "abc"),
-        ((C, A, B), "cab"),
-        ((member("a", 2), member("b", 0), member("c", 1)), "bca"),
-        ((A, B, member("c", keeps=True)), "cab"),
-        ((A, member("b", keeps=True), member("c", keeps=True)), "bca"),
-        ((member("a", 1), member("b", 2, keeps=True), member("c", 0)), "cab"),
-        ((A, member("b", 0), member("c", keeps=True)), "bca"),
-    ],
-    ids=[
-        *("as they came", "as they came, whoever that is", "as asked for", "the keeper first"),
-        *("two keepers", "asked for goes before keeping", "asked for, keeper, the rest"),
-    ],
-)
-def test_ranks(came: tuple[Member, ...], ranked: str) -> None:
-    assert names(gather(THREE, *came).present) == ranked
 
 
 def test_a_rank_that_does_not_exist() -> None:
@@ -184,17 +174,6 @@ def test_without_such_a_machine_rank_0_is_the_keeper() -> None:
 # Going
 
 
-def test_the_last_to_leave_opens_the_next_round_for_those_who_wait() -> None:
-    roster = gather(THREE, A, B, C).publish("host-a:1")
-    for number, each in enumerate((B, A)):
-        roster = join(leave(roster, each.id, THREE), each, THREE)
-        assert (roster.round, roster.store, len(roster.waiting)) == (0, "host-a:1", number + 1)
-    roster = leave(roster, "c", THREE)
-    assert (roster.round, roster.complete, roster.store, roster.present) == (1, False, "", (A, B))
-    roster = join(roster, C, THREE)
-    assert (roster.round, roster.complete, roster.present) == (1, True, (A, B, C))
-
-
 def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
     roster = Roster()
     for number in range(20):
@@ -209,12 +188,6 @@ def test_who_was_lost_in_earlier_rounds_is_remembered_for_a_while() -> None:
 def test_who_has_come_again_is_not_lost_for_its_silence_before() -> None:
     roster = join(gather(TWO, A, B), replace(A, visit=1), TWO)
     assert roster.lose({A}, TWO) == roster
-
-
-def test_the_last_to_be_lost_are_remembered_as_well() -> None:
-    roster = gather(TWO, A, B, C).lose({A, B, C}, TWO)
-    assert (roster.round, roster.complete, roster.everybody) == (1, False, ())
-    assert roster.gone == (A, B), "c did not take part"
 
 
 # Spares and machines that are not fit
@@ -233,13 +206,13 @@ def test_a_spare_takes_the_place_of_the_one_that_is_lost_and_of_no_other() -> No
 
 
 def test_one_that_gives_up_is_missed() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(leave=A, lost=True)], TWO)
+    (roster, _) = gather(TWO, A, B).apply([RosterRequest(leave=A, lost=True)], TWO)
     assert (roster.lost, roster.wants_restart(TWO)) == ((A,), True)
-    assert roster.take_in([RosterRequest(leave=A, lost=True)], TWO)[0] == roster
+    assert roster.apply([RosterRequest(leave=A, lost=True)], TWO)[0] == roster
 
 
 def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(leave=C, sick="its GPU is gone")], TWO)
+    (roster, _) = gather(TWO, A, B).apply([RosterRequest(leave=C, sick="its GPU is gone")], TWO)
     assert not roster.wants_restart(TWO)
     roster = leave(leave(roster, "a", TWO), "b", TWO)
     assert list(map(str, roster.sick)) == ["host-c (process 199) is not fit: its GPU is gone"]
@@ -248,7 +221,7 @@ def test_one_that_is_not_fit_is_named_and_no_reason_to_start_again() -> None:
 
 
 def test_only_as_many_as_were_asked_for_are_spares() -> None:
-    (roster, _) = gather(TWO, A, B).take_in([RosterRequest(come=each, spares=1) for each in (C, D)], TWO)
+    (roster, _) = gather(TWO, A, B).apply([RosterRequest(come=each, spares=1) for each in (C, D)], TWO)
     (meeting,) = meetings_of(None, [("job", to_text(roster))])
     assert (meeting.spares, meeting.waiting) == (("host-c",), ("host-d",))
 
@@ -256,9 +229,9 @@ def test_only_as_many_as_were_asked_for_are_spares() -> None:
 @given(st.lists(st.sampled_from([A, B, C, D, E]), max_size=12), st.integers(0, 12))
 def test_many_lines_at_once_are_the_same_as_one_after_the_other(came: list[Member], first: int) -> None:
     lines = [RosterRequest(come=each, least=3, most=3) for each in came]
-    whole, _ = Roster().take_in(lines, THREE)
-    begun, _ = Roster().take_in(lines[:first], THREE)
-    assert begun.take_in(lines[first:], THREE)[0] == whole
+    whole, _ = Roster().apply(lines, THREE)
+    begun, _ = Roster().apply(lines[:first], THREE)
+    assert begun.apply(lines[first:], THREE)[0] == whole
 
 
 # Starting again
@@ -358,48 +331,7 @@ def test_a_closed_meeting_that_all_have_left_may_be_another_jobs() -> None:
 # On the wire
 
 
-texts = st.text(max_size=8)
-members = st.builds(Member, texts, texts, st.integers(0, 1 << 31), st.integers(-1, 9), st.booleans())
-endings = st.builds(Ending, texts, st.floats(0, 1e10), st.booleans(), texts)
-groups = st.lists(members, max_size=4).map(tuple)
-rosters = st.builds(
-    Roster,
-    round=st.integers(0, 99),
-    least=st.integers(-1, 9),
-    most=st.integers(-1, 9),
-    complete=st.booleans(),
-    closed=texts,
-    present=groups,
-    waiting=groups,
-    lost=groups,
-    store=texts,
-    gone=groups,
-    told=st.lists(texts, max_size=3).map(tuple),
-    endings=st.lists(endings, max_size=3).map(tuple),
-    ended=st.none() | endings,
-)
-
-
-@settings(max_examples=50)
-@given(rosters)
-def test_json_and_back(roster: Roster) -> None:
-    text = to_text(roster)
-    assert read_value(Roster, text) == roster
-    assert read_value(Roster, text.encode()) == roster
-    assert text.isascii()
-
-
-NO_ROSTERS: list[str | bytes] = [
-    *("", "no json", "[]", "5", "null", '"roster"', b"\xff\xfe"),
-    "[" * 100_000,
-    to_text(Roster())[:-1],
-    to_text(Roster()).replace('"lost":[]', '"lost":[5]'),
-    to_text(Roster()).replace('"lost":[]', '"lost":[{"id":"a"}]'),
-    to_text(Roster()).replace('"lost":[]', '"lost":5'),
-    to_text(Roster()).replace('"folded":0', '"folded":"x"'),
-    to_text(Roster()).replace('"complete":false', '"complete":0'),
-    to_text(Roster()).replace('"told":[]', '"told":[1]'),
-]
+NO_ROSTERS: list[str | bytes] = ["", b"\xff\xfe", to_text(Roster()).replace('"lost":[]', '"lost":[5]')]
 
 
 def test_text_that_is_no_roster() -> None:
@@ -411,6 +343,109 @@ def test_text_that_is_no_roster() -> None:
 def test_a_member_has_a_name_to_print() -> None:
     assert str(member("a")) == "host-a (process 197)"
     assert str(member("a", 0)) == "machine rank 0 on host-a (process 197)"
+
+
+# What machines read of a roster, and who is told what when it changes
+
+
+def digest(roster: Roster) -> Digest:
+    return Digest.of(roster, TWO, Digest(version=6, names="old"), "new")
+
+
+def told(before: Roster, after: Roster) -> dict[str, Assignment]:
+    return {each.id: seat for each, seat in notices(before, after, 5.0)}
+
+
+def test_a_digest_has_no_names_and_says_where_they_are() -> None:
+    found = digest(gather(TWO, A, B, C).publish("host-a:1"))
+    assert (found.version, found.names, found.names_before) == (7, "new", "old")
+    assert (found.present, found.everybody, found.scribe, found.keeper) == (2, 3, "a", "a")
+    assert read_value(Digest, to_text(found)) == found
+    assert "host-b" not in to_text(found)
+
+
+def due(roster: Roster) -> list[int]:
+    """The numbers of the lines, of the next few, whose writers take lines in."""
+    return [number for number in range(1, 6) if digest(roster).is_due(number, TWO)]
+
+
+def test_few_machines_take_lines_in() -> None:
+    assert due(Roster()) == [1, 2], "the first of all, and the last that is waited for"
+    assert due(gather(TWO, A)) == [1], "the second has come"
+    assert due(gather(TWO, A, B)) == [1, 2], "the first to start again, and the last"
+    assert due(gather(TWO, A, B).lose({A}, TWO)) == [1]
+    assert due(close(gather(TWO, A, B, C), "over", TWO)) == [3], "all have left"
+
+
+def test_the_keeper_is_told_first_and_then_all() -> None:
+    complete = gather(TWO, A, B)
+    assert told(gather(TWO, A), complete) == {"a": Assignment(0, 0, 2, "0-a", time=5.0)}
+    published = complete.publish("host-a:1")
+    assert told(complete, published) == {
+        name: Assignment(0, rank, 2, "0-a", "host-a:1", time=5.0) for rank, name in enumerate("ab")
+    }
+    assert told(published, join(published, C, TWO)) == {}
+
+
+def test_when_a_round_ends_it_is_known_why_and_what_the_job_waits_for() -> None:
+    crash = Ending("rank 3 ended by SIGKILL", 1.0)
+    one_left = leave(gather(TWO, A, B), "b", TWO, crash)
+    assert end_of(gather(TWO, A, B), one_left) is None
+    ended = end_of(one_left, leave(one_left, "a", TWO))
+    assert ended == RoundEnd(crash)
+    assert read_value(RoundEnd, to_text(ended, sparse=True)) == ended
+    with_spare = leave(join(gather(TWO, A, B, C), replace(A, visit=1), TWO), "b", TWO, crash)
+    ended = end_of(gather(TWO, A, B, C), with_spare)
+    assert ended == RoundEnd(crash, complete=True, present=2, newcomers=("host-c (process 199)",))
+
+
+@pytest.mark.parametrize(
+    ("end", "size", "outlook"),
+    [
+        (RoundEnd(Ending("x"), complete=True, present=2, newcomers=("node-c",)), TWO, "node-c takes over"),
+        (RoundEnd(complete=True, present=2, newcomers=("node-c",)), TWO, "node-c joins"),
+        (RoundEnd(Ending("x"), complete=True, present=2), TWO, "all 2 machines go on"),
+        (RoundEnd(Ending("x"), present=1), Size(1, 2), "waiting 30 s for more machines; 1 of 1:2 are here"),
+        (RoundEnd(Ending("x"), present=1), TWO, "waiting up to 600 s for 1 of 2 machines"),
+    ],
+)
+def test_an_outlook(end: RoundEnd, size: Size, outlook: str) -> None:
+    assert end.outlook(size, 600.0, 30.0) == outlook
+
+
+def test_who_waits_for_a_keeper_that_is_gone_is_told() -> None:
+    complete = gather(TWO, A, B)
+    again = {"b": Assignment(again=True)}
+    assert told(complete, leave(complete, "a", TWO)) == again
+    published = complete.publish("host-a:1")
+    assert told(published, published.lose({A}, TWO)) == again, "it may have told nobody"
+    assert told(published, leave(published, "a", TWO)) == {}, "the seats stay what they are"
+
+
+def test_who_waits_is_told_that_the_meeting_is_closed() -> None:
+    roster = gather(TWO, A, B, C)
+    (seat,) = told(roster, close(roster, "over", TWO)).values()
+    assert isinstance(seat.error, MeetingClosedError)
+    assert seat == assignment_of_refused(closed_error("over"))
+    assert isinstance(assignment_of_refused(UsageError("no", hint="why")).error, UsageError)
+    assert Assignment().error is None
+
+
+def test_a_machine_finds_its_arc_of_the_ring_by_its_id() -> None:
+    many = tuple(Member(f"{number:016x}", "h", 1) for number in range(1000))
+    cut = arcs(Roster(present=many[:990], waiting=many[990:]))
+    assert sorted(each for arc in cut for each in arc) == [each.id for each in many]
+    assert all(each in cut[arc_of(each, len(cut))] for each in (each.id for each in many))
+    assert max(map(len, cut)) < 200
+    assert arcs(Roster()) == []
+    assert arcs(gather(TWO, A, B, C)) == [["a", "b", "c"]]
+    assert digest(gather(TWO, A, B)).arcs == 1
+
+
+def test_a_line_of_an_earlier_visit_does_not_count() -> None:
+    again, _ = gather(TWO, A, B).apply([RosterRequest(come=replace(A, visit=2))], TWO)
+    assert again.apply([RosterRequest(leave=A)], TWO)[0] == again
+    assert again.apply([RosterRequest(come=A)], TWO)[0] == again
 
 
 # All rules, over random histories

@@ -195,12 +195,12 @@ def test_a_signal_that_comes_while_the_command_starts_passes_once() -> None:
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
             if name == "_process" and value is not None:
-                self.take(signal.SIGUSR2, None)  # at the worst of moments
+                self.receive(signal.SIGUSR2, None)  # at the worst of moments
 
     process = SimpleNamespace(sent=[])
     process.send_signal = process.sent.append
     relay = Started(lambda command, number: command.send_signal(number), lambda: None)
-    relay.take(signal.SIGUSR1, None)
+    relay.receive(signal.SIGUSR1, None)
     relay.open(cast("subprocess.Popen[bytes]", process))
     assert process.sent == [signal.SIGUSR1, signal.SIGUSR2]
 

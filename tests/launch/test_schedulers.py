@@ -13,14 +13,13 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.config import settle
 from rallypoint.launch.handover import Handover
 from rallypoint.launch.options import Settings
-from rallypoint.launch.schedulers.hostlists import count_at, first_host, iter_hosts
 from rallypoint.launch.schedulers.placement import (
     Placement,
     find_placement,
     idle_machines,
     port_of,
 )
-from rallypoint.launch.schedulers.table import SCHEDULERS
+from rallypoint.launch.schedulers.table import SCHEDULERS, count_at, first_host, iter_hosts
 
 FILES = {
     "/proc/self/status": "Name:\tpython\nPPid:\t12\n",

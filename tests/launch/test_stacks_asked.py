@@ -19,7 +19,7 @@ import pytest
 from processes import hand_over
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import Handover
-from rallypoint.launch.reports import Reports
+from rallypoint.launch.reports import ACTIVITY, STALL, Reports
 from rallypoint.launch.stacks import movement, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
 from rallypoint.launch.stacks.flight_recorder import PIPES, read_recorders, with_pipes
@@ -516,7 +516,7 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(
         assert "rank 2 on " in first
         assert second.startswith("  load (script_")
         assert third == "see `rallypoint stacks here:1`"
-        assert Reports(ranks.folder).stall() == "\n".join([first, second])
+        assert Reports(ranks.folder).read(STALL) == "\n".join([first, second])
         count = len(store.told)
         awaited(lambda: len(store.told) > count + 2)
         assert len(said) == 1
@@ -526,7 +526,7 @@ def test_the_odd_rank_is_said_once_and_not_before_its_time(
         awaited(lambda: len(said) == 2)
         assert said[1] == ["the ranks go on"]
         assert third == "see `rallypoint stacks here:1`"
-        assert Reports(ranks.folder).stall() == ""
+        assert Reports(ranks.folder).read(STALL) == ""
 
 
 TRANSFER = f"""
@@ -591,9 +591,8 @@ def test_when_a_time_out_strikes_all_are_looked_at_before_the_first_rank_ends(ra
         awaited(lambda: bool(store.told))
         go_on(ranks.processes[struck.rank])
         assert ranks.processes[struck.rank].wait(SECONDS) == 1
-        assert (
-            Reports(ranks.folder).stall().startswith("a time-out has struck rank 0: 1 of 2 ranks waits in ")
-        )
+        stall = Reports(ranks.folder).read(STALL)
+        assert stall.startswith("a time-out has struck rank 0: 1 of 2 ranks waits in ")
         [[first, second, _]] = said
         assert "all_reduce (script_" in first
         assert "; rank 1 on " in first
@@ -670,7 +669,7 @@ def test_ranks_that_move_are_no_stall(ranks: Ranks) -> None:
     with sampled(ranks, 1.0, said) as store:
         awaited(lambda: len(store.told) > 6)
     assert said == []
-    activity = Reports(ranks.folder).activity()
+    activity = Reports(ranks.folder).read(ACTIVITY)
     assert activity is not None
     assert [each.rank for each in activity.ranks] == [0, 1]
 

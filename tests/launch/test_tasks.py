@@ -27,7 +27,6 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import delivery
 from rallypoint.launch.command import Ended, run_command
 from rallypoint.launch.config import settle
-from rallypoint.launch.handover import Handover
 from rallypoint.launch.rendezvous import task_group
 from rallypoint.launch.rendezvous.task_group import TaskGroup
 from rallypoint.launch.schedulers.placement import find_placement
@@ -294,11 +293,6 @@ def test_who_may_be_alone_is_told_so(tmp_path: Path) -> None:
     assert "PBS (PBS_NODEFILE) says 2 machines: this command has to be started on each of them" in said
     assert not invoke("run", "--show-config", "--standalone", environ=environ).stderr
     assert not invoke("run", "--show-config", environ=LAUNCHER).stderr
-
-
-def test_a_nested_launcher_is_no_task() -> None:
-    taken = {**SLURM, **Handover(scheduled="4711.0").variables()}
-    assert find_placement(taken, str) is None
 
 
 # Signals ----------------------------------------------------------------------------------------------------

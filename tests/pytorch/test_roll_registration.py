@@ -24,12 +24,12 @@ from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.launch.handover import VARIABLE
+from rallypoint.launch.rendezvous import attendance as rollcall
+from rallypoint.launch.rendezvous.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of, planned
 from rallypoint.launch.rendezvous.roster import Member
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.switches import ClientChoice, Patch
-from rallypoint.pytorch import attendance as rollcall
 from rallypoint.pytorch import substitution
-from rallypoint.pytorch.attendance import AGENTS, AskingSchedule, RollCall, named, plan_of, planned
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.substitution import make_store
 from rallypoint.store.connect.connecting import connect
@@ -286,7 +286,7 @@ def test_without_a_launcher_of_ours_the_log_says_who_is_missing(
     server: Server, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr("rallypoint.pytorch.attendance._FIRST_REMARK", 0.1)
+    monkeypatch.setattr("rallypoint.launch.rendezvous.attendance._FIRST_REMARK", 0.1)
     with TCPStore(server.host, server.port, role=Role.AGENT) as store, ExitStack() as stack:
         _tell_sizes(store)
         start()

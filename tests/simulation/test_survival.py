@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.launch.rendezvous.meeting import Round
+from rallypoint.launch.rendezvous.participant import Round
 from simulated_ranks import FailedError
 from survival import HOW, WHO, Trial, running
 from survival_launchers import Entry, check_rounds

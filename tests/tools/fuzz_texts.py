@@ -76,7 +76,7 @@ def _roster(data: bytes) -> None:
     assert read_value(Roster, to_text(roster)) == roster
     for each in (
         roster.fill(),
-        roster.take_in([RosterRequest(come=_NEW)], _SIZE)[0],
+        roster.apply([RosterRequest(come=_NEW)], _SIZE)[0],
         rosters.leave(roster, "a", _SIZE),
         roster.lose(set(roster.everybody[-1:]), _SIZE),
     ):

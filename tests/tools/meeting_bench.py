@@ -2,10 +2,10 @@
 
 All of it runs on this machine. The server is a process. So is the launcher of the first machine, which is
 the scribe and the keeper. All other launchers are simulated: a few processes have a share of them each. A
-launcher is a `Meeting` with a client and a connection of its own, as in a job, and makes the same requests by
-the same code. What is simulated is who waits: such a process lets all of its launchers come, each up to its
-wait for a seat, and then takes their seats one after the other. So as many waits are under way at the server
-as there are machines, and no launcher needs a thread.
+launcher is a `Participant` with a client and a connection of its own, as in a job, and makes the same
+requests by the same code. What is simulated is who waits: such a process lets all of its launchers come, each
+up to its wait for a seat, and then takes their seats one after the other. So as many waits are under way at
+the server as there are machines, and no launcher needs a thread.
 
 What else a launcher does is left out: it starts its interpreter, looks up the endpoint's name and starts a
 relay, on its own machine; and gives signs of life, every five seconds.
@@ -32,8 +32,9 @@ import psutil
 from rallypoint import build
 from rallypoint.client.base import Timeout
 from rallypoint.client.tcp import TCPStore
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Digest
-from rallypoint.launch.rendezvous.meeting import Meeting, MeetingTimes
+from rallypoint.launch.rendezvous.participant import Participant
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
@@ -159,22 +160,22 @@ class _Client(TCPStore):
             assert stopped
 
 
-class _Launcher(Meeting):
+class _Launcher(Participant):
     """A machine that comes, and waits later."""
 
     def __init__(self, client: _Client, number: int, machines: int) -> None:
         member = Member(f"{number:016x}", f"node-{number:05}", 10_000 + number, keeps=number == 0)
-        times = MeetingTimes(join=_SECONDS)
+        times = RendezvousSettings(join_timeout=_SECONDS)
         super().__init__(client, "job", member, Size(machines, machines), times)
         self._client = client
         self._arrived: Digest | None = None
 
     def arrive(self) -> None:
-        self._arrived = super()._come()
+        self._arrived = super()._join()
         self._client.begin_wait(f"{self.prefix}/seat/{self.member.id}/{self.member.visit}")
 
-    def _come(self, ending: Ending | None = None) -> Digest:
-        return self._arrived or super()._come(ending)
+    def _join(self, ending: Ending | None = None) -> Digest:
+        return self._arrived or super()._join(ending)
 
 
 def _launch(host: str, port: int, machines: int, share: range) -> None:

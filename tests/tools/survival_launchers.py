@@ -1,9 +1,9 @@
 """A job's launchers, whose rounds form again and again while the store at which they meet is killed.
 
 Each is a thread with what `rallypoint run` uses: a `ReplicatedPlace`, which starts relays as processes of
-their own, a `Meeting` and its `Heartbeat`. In place of ranks it has one client of the round's store. Sooner
-or later a launcher starts over, as if a rank had failed, or stays away for a while; rounds take two launchers
-or three.
+their own, a `Participant` and its `Heartbeat`. In place of ranks it has one client of the round's store.
+Sooner or later a launcher starts over, as if a rank had failed, or stays away for a while; rounds take two
+launchers or three.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from dataclasses import dataclass, replace
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import MeetingClosedError, RallypointError
 from rallypoint.launch.endpoint import Endpoints, parse_round_store
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, MeetingTimes, Round
-from rallypoint.launch.rendezvous.replicated import ReplicatedPlace, open_replicated
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.roster import Member, Size
+from rallypoint.launch.rendezvous.servers import ReplicatedPlace, open_replicated
 from simulated_ranks import FailedError
 from survival_clients import PATIENCE
 
 JOB = "launchers"
 SIZE = Size(2, 3)
-_TIMES = MeetingTimes(join=PATIENCE, last_call=0.3, beat=0.5)
+_TIMES = RendezvousSettings(join_timeout=PATIENCE, last_call_timeout=0.3, keep_alive_interval=0.5)
 _LOOK_SECONDS = 0.1
 """How often a launcher looks whether to start again."""
 
@@ -73,7 +74,7 @@ class Launcher:
 
     def _take_part(self, place: ReplicatedPlace) -> None:
         member = Member(self.name, "127.0.0.1", os.getpid())
-        meeting = Meeting(place.store, JOB, member, SIZE, _TIMES.outlasting(place.pause_seconds))
+        meeting = Participant(place.store, JOB, member, SIZE, _TIMES.outlasting(place.pause_seconds))
         heart = Heartbeat(meeting)
         try:
             while not self._stopped.is_set():
@@ -87,7 +88,7 @@ class Launcher:
         meeting.close("the trial has ended")
         meeting.leave()
 
-    def _enter(self, place: ReplicatedPlace, meeting: Meeting) -> None:
+    def _enter(self, place: ReplicatedPlace, meeting: Participant) -> None:
         """The next round: its store is reached through this launcher's relay, as ranks do."""
         begun = time.monotonic()
 
@@ -107,7 +108,7 @@ class Launcher:
         now = time.monotonic()
         self.entries.append(Entry(self.name, met, came, now, now - begun))
 
-    def _work(self, meeting: Meeting) -> None:
+    def _work(self, meeting: Participant) -> None:
         """Until a rank fails here, or all should start again because of another launcher.
 
         After some failures this one stays away for a while, and the others begin a round without it.

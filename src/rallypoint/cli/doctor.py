@@ -15,7 +15,7 @@ from typing import Any, Final
 import rallypoint
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.findings import conclude, print_findings, print_heading, print_matrix, print_outlook
-from rallypoint.cli.printing import progress_bar, tell_file
+from rallypoint.cli.printing import print_settings_file, progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.codec import to_json
 from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
@@ -278,7 +278,7 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
 def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
     """The fixes that no file of settings has, by table. UsageError names them if there is a file already."""
     file = read_file(Path.cwd())
-    tell_file(file.path, file.warnings)
+    print_settings_file(file.path, file.warnings)
     known = {*file.options, *file.variables}
     missing = [each for each in fixes if not known & {each.key, each.key.replace("-", "_")}]
     if file.path is not None and missing:
@@ -315,7 +315,7 @@ def _write(path: Path, text: str) -> None:
         raise RallypointError(f"{path} cannot be written: {error.strerror or error}") from error
     name = printable(str(path))
     print(f"rallypoint: wrote {name}; to undo it, delete {name}", file=sys.stderr)
-    tell_file(None, read_file(path.parent).warnings)
+    print_settings_file(None, read_file(path.parent).warnings)
 
 
 def _confirm(question: str) -> bool:

@@ -14,12 +14,13 @@ from rallypoint.errors import UsageError
 from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.machine.addresses import format_address, is_loopback
 from rallypoint.store.server.guard.other_users import access_of_environment
-from rallypoint.store.server.guard.secret import job_secret
+from rallypoint.store.server.guard.secret import job_secret, take_secret
 from rallypoint.store.server.loops.backend import Choice, choose, make_loop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.server.process.binding import addresses_for, listen
-from rallypoint.store.server.process.startup import door_for
+from rallypoint.store.server.process.startup import door_for, limits_of_environment, settle_in
+from rallypoint.store.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -44,6 +45,15 @@ INSECURE = Argument(
     help="Let every user of this machine connect; and, without a secret, every machine that can reach it. "
     f"[env var: {INSECURE_VARIABLE}]",
 )
+
+
+def prepare(limit: list[str] | None, allow_user: list[str] | None, insecure: bool) -> Limits:
+    """Make this process a server's, with these options; the limits."""
+    settle_in(logging.INFO)
+    set_access(allow_user, insecure)
+    limits = limits_of_environment().override(limit or ())
+    take_secret()
+    return limits
 
 
 def set_access(allow_user: list[str] | None, insecure: bool) -> None:

@@ -22,7 +22,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join([*cells, row[-1]]))
 
 
-def tell_file(path: Path | None, warnings: Sequence[str]) -> None:
+def print_settings_file(path: Path | None, warnings: Sequence[str]) -> None:
     """Say on standard error which file of settings is used, and which are not."""
     for each in warnings:
         print(f"rallypoint: warning: {printable(each)}", file=sys.stderr)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from rallypoint.cli.command import Argument, command
 from rallypoint.cli.foreground import (
     ALLOW_USER,
@@ -17,15 +15,13 @@ from rallypoint.cli.foreground import (
     open_door,
     open_loop,
     port_option,
-    set_access,
+    prepare,
 )
 from rallypoint.launch.endpoint import parse_places
 from rallypoint.store.relay.finding import find_upstream
 from rallypoint.store.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.store.relay.process import make_relay
-from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.store.server.process.binding import describe
-from rallypoint.store.server.process.startup import limits_of_environment, settle_in
 from rallypoint.text import shown
 
 
@@ -67,10 +63,7 @@ def relay(
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
-    settle_in(logging.INFO)
-    set_access(allow_user, insecure)
-    limits = limits_of_environment().override(limit or ())
-    take_secret()
+    limits = prepare(limit, allow_user, insecure)
     place = find_upstream(parse_places(upstream, "--upstream"), UPSTREAM_SECONDS, name)
     listeners = listen_safely(host, port)
     loop = open_loop(backend)

@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from rallypoint.cli.printing import print_rows, tell_file
+from rallypoint.cli.printing import print_rows, print_settings_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
 from rallypoint.launch.config import Program, settle, split_arguments
-from rallypoint.launch.delivery import Heard, SignalProbe, to_agent, to_rank
+from rallypoint.launch.delivery import Heard, SignalProbe, end_orphans, to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
 from rallypoint.launch.handover import read_handover
-from rallypoint.launch.lost_agent import end_orphans, post_death_notice
 from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
+from rallypoint.launch.rendezvous.register import post_death_notice
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.schedulers.placement import find_placement, idle_machines
@@ -64,7 +64,7 @@ def run(prog: str, words: Sequence[str]) -> int:
     is_command = _is_command(order.target) and not order.tasks
     placement = None if is_command else find_placement(os.environ, _read_file)
     settings = settle(order.options, os.environ, Path.cwd(), placement)
-    tell_file(settings.file, (*settings.warnings, *_machine_warnings(settings, order.target)))
+    print_settings_file(settings.file, (*settings.warnings, *_machine_warnings(settings, order.target)))
     if order.show_config:
         _print_config(settings, as_json=order.json)
         return 0
@@ -75,7 +75,7 @@ def run(prog: str, words: Sequence[str]) -> int:
         _check_options(
             order.options, _FOR_TASKS, "with --tasks: the scheduler has started the ranks", "leave it out"
         )
-        _be_as_ranks(settings)
+        _set_variables_of_ranks(settings)
         return end_as(_run(settings, order.target, task_of(settings), explains=not order.no_explain))
     if is_command:
         _check_options(
@@ -147,12 +147,12 @@ def _run(settings: Settings, target: Program, task: Task | None, *, explains: bo
             ended = _run_rank(settings, target, task, folder)
         else:
             ended, lost = _run_job(settings, target, folder)
-        if ended.code and ended.told_to and (task is not None or not _is_command(target)):
-            _tell_missing(found)
+        if ended.code and ended.end_signal and (task is not None or not _is_command(target)):
+            _print_missing(found)
             # torchrun ends with 1, and that is no failure of a rank.
-            return -ended.told_to if task is None else ended.code
+            return -ended.end_signal if task is None else ended.code
         if ended.code:
-            blame = _tell_failure(found, lost)
+            blame = _print_failure(found, lost)
             if blame is not None and explains:
                 log_dir = settings.passed_on.get("log_dir")
                 _explain(blame, log_dir.text if log_dir is not None else "", began)
@@ -167,7 +167,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
     command = _command(settings, target, str(folder / "torchrun"))
     if not is_agent:
         environ = answering(environ)
-        with watching(folder, environ, _tell_stall):
+        with watching(folder, environ, _print_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
         with _hearing(settings) as heard:
@@ -181,7 +181,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
 
 def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
     """Run the one rank that this process is to be."""
-    from rallypoint.cli.tasks import run_task  # late: no other job needs it
+    from rallypoint.launch.rendezvous.task_group import run_task  # late: no other job needs it
 
     given = read_handover(os.environ)._replace(reports=folder)  # this process itself has to report as well
     os.environ.update(given.variables())
@@ -191,7 +191,7 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
     with _hearing(settings) as heard:
-        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _tell_stall)
+        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _print_stall)
     line.clear()
     return ended
 
@@ -225,14 +225,14 @@ def _command(settings: Settings, target: Program, files: str) -> list[str]:
     return [sys.executable, *options, "-m", "rallypoint.pytorch.agent", *arguments]
 
 
-def _be_as_ranks(settings: Settings) -> None:
+def _set_variables_of_ranks(settings: Settings) -> None:
     """A task starts the store and relays itself: what ranks are told of secrets and users is theirs, too."""
     for name, each in settings.variables.items():
         os.environ.setdefault(name, each.value)
     os.environ.update(variables_of_job(settings))
 
 
-def _tell_stall(lines: Sequence[str]) -> None:
+def _print_stall(lines: Sequence[str]) -> None:
     print("rallypoint: " + "\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -256,14 +256,14 @@ class _JoinLine:
         roll = self._found.roll()
         seconds = time.monotonic() - self._began
         advice = f"; see `rallypoint status {shown(roll.store)}`" if roll.store else ""
-        is_later = self._found.attempt() > 0
+        is_later = self._found.read(reports.ATTEMPT) > 0
         if roll.complete or is_later:
             self.clear()
             if not is_later:
                 self._write(f"rallypoint: {roll.text} after {seconds:.1f} s{advice}\n")
             return False
         if self._live and (roll.expected or self._from_start):
-            waiting = shown(self._found.waiting(), LONGEST_SENTENCE)  # with the time that is left
+            waiting = shown(self._found.read(reports.WAITING), LONGEST_SENTENCE)  # with the time that is left
             self._redraw(f"rallypoint: {waiting or f'{roll.text}, {seconds:.0f} s{advice}'}")
         elif roll.expected and seconds > self._remark_after:
             while self._remark_after < seconds:  # the ranks may only be known after a long start
@@ -296,24 +296,25 @@ class _JoinLine:
             pass
 
 
-def _tell_missing(found: Reports) -> None:
+def _print_missing(found: Reports) -> None:
     """Print what a job that was told to end had waited for: machines, or ranks if some had joined."""
     roll = found.roll()
-    waiting = shown(found.waiting(), LONGEST_SENTENCE)
+    waiting = shown(found.read(reports.WAITING), LONGEST_SENTENCE)
     if not waiting and roll.joined and not roll.complete:
         waiting = roll.text
     if waiting:
         print(f"rallypoint: interrupted: {waiting}", file=sys.stderr)
 
 
-def _tell_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:
+def _print_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary | None:
     """Print which rank, server or agent failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
     if roll.expected and not roll.complete:
         lines.append(roll.text)
     failures = found.failures()
-    blame = found.first(FailureSummary) or find_blame(failures, found.exits(), [*found.lost(), *lost])
+    lost = (*found.read(reports.LOST), *lost)
+    blame = found.read(reports.FIRST) or find_blame(failures, found.exits(), lost)
     if blame is not None:
         lines.append(printable(blame.headline))
         lines += [f"  {shown(line, LONGEST_SENTENCE)}" for line in blame.frames()[-_TRACEBACK_LINES:]]
@@ -333,12 +334,12 @@ def _last_seen(found: Reports, blame: FailureSummary | None) -> list[str]:
     from rallypoint.launch.stacks.grouping import put_together  # late: a job that succeeds does not need it
     from rallypoint.launch.stacks.words import last_place, summary_lines
 
-    if stall := found.stall():
+    if stall := found.read(reports.STALL):
         return [
             "before that, the job stood still:",
             *(f"  {shown(each, 500)}" for each in stall.splitlines()),
         ]
-    activity = found.activity()
+    activity = found.read(reports.ACTIVITY)
     if activity is None or blame is None:
         return []
     if blame.exit is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,16 +20,15 @@ from rallypoint.cli.foreground import (
     open_door,
     open_loop,
     port_option,
-    set_access,
+    prepare,
 )
 from rallypoint.errors import UsageError
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.addresses import format_address, is_everywhere
 from rallypoint.store.relay.store_with_workers import auto_workers, make_server, parse_workers
-from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.store.server.loops.pump import about_this_process
 from rallypoint.store.server.process.binding import describe, reachable_at, reserve
-from rallypoint.store.server.process.startup import EVENTS_VARIABLE, limits_of_environment, settle_in
+from rallypoint.store.server.process.startup import EVENTS_VARIABLE
 from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits
 
@@ -100,10 +98,7 @@ def serve(
 
     Prints one line on standard output when it is ready; logs to standard error.
     """
-    settle_in(logging.INFO)
-    set_access(allow_user, insecure)
-    limits = limits_of_environment().override(limit or ())
-    take_secret()
+    limits = prepare(limit, allow_user, insecure)
     asked = parse_workers(workers, "--workers")
     count = auto_workers() if asked is None else asked
     if engine:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rallypoint.errors import RallypointError, UsageError
+from rallypoint.store.connect.deadline import Deadline
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 
@@ -69,9 +70,9 @@ def until_ctrl_c() -> Iterator[None]:
 def repeat(show: Callable[[], None], seconds: float) -> NoReturn:
     """Call `show` every so many seconds, until it raises."""
     while True:
-        begin = time.monotonic()
+        pause = Deadline(seconds)
         show()
-        time.sleep(max(begin + seconds - time.monotonic(), 0.0))
+        time.sleep(pause.remaining)
 
 
 class ChangedLines:

@@ -2,14 +2,12 @@
 
 The command runs in this process's own group, so the signals of a terminal (Ctrl-C, and on Windows Ctrl-Break)
 reach it by themselves; signals to this process alone are passed on. The output of the command is not touched.
-If this process is killed, the command ends as well: torchrun's agent (`pytorch.agent`) sees a pipe end, any
-other command is sent SIGTERM, on Linux. On Windows a job object ends all that the command has started, too.
+If this process is killed, the command ends as well, by `store.machine.lifetime`: torchrun's agent
+(`pytorch.agent`) sees a pipe end, any other command is sent SIGTERM, on Linux.
 """
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import os
 import shutil
 import signal
@@ -24,18 +22,15 @@ from typing import NamedTuple, NoReturn
 from rallypoint.errors import UsageError
 from rallypoint.exits import ENDED_BY_CONSOLE
 from rallypoint.launch.handover import read_handover
+from rallypoint.store.machine.lifetime import children_end_with_us, lifeline, signal_with_parent
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE
-
-logger = logging.getLogger("rallypoint.run")
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0
 """How long a command that is told to end may take to do so; torchrun gives its ranks as long."""
-
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Ended(NamedTuple):
@@ -43,7 +38,7 @@ class Ended(NamedTuple):
 
     pid: int
     code: int
-    told_to: int
+    end_signal: int
     """The SIGINT, SIGTERM or SIGBREAK that this process was sent, or 0; before a start, any signal."""
 
 
@@ -54,33 +49,33 @@ Deliver = Callable[[subprocess.Popen[bytes], int], object]
 def run_command(
     command: Sequence[str],
     environ: Mapping[str, str],
-    on_look: Callable[[], bool],
+    poll: Callable[[], bool],
     *,
     is_agent: bool,
     deliver: Deliver = subprocess.Popen.send_signal,
     may_start: Callable[[float], bool] = lambda _: True,
     on_end: Callable[[], object] = lambda: None,
 ) -> Ended:
-    """Run a command to its end. `on_look` is called every tenth of a second, until it returns False.
+    """Run a command to its end. `poll` is called every tenth of a second, until it returns False.
     `on_end` is called by the first signal to end.
 
     If it raises, the command is told to end, and killed if it does not. Before the command is started,
     `may_start` is asked again and again, with how long it may wait; a signal that would end the command ends
     that as well.
     """
-    lifeline = _lifeline(environ.get(SECRET_VARIABLE, ""))
-    with children_end_with_us(), _passing_signals(deliver, on_end) as forwarder, lifeline as pipe:
-        while not may_start(LOOK_SECONDS):
+    secret = environ.get(SECRET_VARIABLE, "")
+    with children_end_with_us(), _passing_signals(deliver, on_end) as forwarder, lifeline(secret) as pipe:
+        while not may_start(POLL_SECONDS):
             if forwarder.first:
                 return Ended(0, -forwarder.first, forwarder.first)
         process = _start(command, environ, pipe if is_agent else None)
         forwarder.open(process)
         try:
-            code = _await_end(process, on_look)
+            code = _await_end(process, poll)
         except BaseException:
             _end(process)
             raise
-    return Ended(process.pid, code, forwarder.told_to)
+    return Ended(process.pid, code, forwarder.end_signal)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -92,12 +87,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _await_end(process: subprocess.Popen[bytes], on_look: Callable[[], bool]) -> int:
-    looking = True
+def _await_end(process: subprocess.Popen[bytes], poll: Callable[[], bool]) -> int:
+    polling = True
     while True:
-        looking = looking and on_look()
+        polling = polling and poll()
         try:
-            return process.wait(LOOK_SECONDS if looking else None)
+            return process.wait(POLL_SECONDS if polling else None)
         except subprocess.TimeoutExpired:
             continue
 
@@ -135,50 +130,22 @@ def has_terminal() -> bool:
         return False
 
 
-@contextmanager
-def _lifeline(secret: str) -> Iterator[int]:
-    """A descriptor for a child: a line with the job's secret, if any, and the end when this process ends."""
-    theirs, ours = os.pipe()
-    os.write(ours, f"{secret}\n".encode(errors="replace"))
-    try:
-        yield theirs
-    finally:
-        os.close(theirs)
-        os.close(ours)
-
-
-def _start(
-    command: Sequence[str], environ: Mapping[str, str], lifeline: int | None
-) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environ: Mapping[str, str], pipe: int | None) -> subprocess.Popen[bytes]:
     try:
         if sys.platform == "win32":  # neither descriptors nor signals pass there
             # Windows by itself would look beside this Python first, which in a venv is not the venv's.
             program = shutil.which(command[0]) or command[0]
             return subprocess.Popen([program, *command[1:]], env=dict(environ))
-        if lifeline is not None:
-            environ = {**environ, **read_handover(environ)._replace(lifeline=lifeline).variables()}
+        if pipe is not None:
+            environ = {**environ, **read_handover(environ)._replace(lifeline=pipe).variables()}
             environ.pop(SECRET_VARIABLE, None)  # it is in the pipe, and ranks do not need it
-            return subprocess.Popen(command, env=environ, pass_fds=[lifeline])
-        return subprocess.Popen(command, env=dict(environ), preexec_fn=_ending_with(os.getpid()))
+            return subprocess.Popen(command, env=environ, pass_fds=[pipe])
+        return subprocess.Popen(command, env=dict(environ), preexec_fn=signal_with_parent())
     except OSError as error:
         raise UsageError(
             f"cannot start {command[0]!r}: {error.strerror}",
             hint="is it installed, and on the PATH?" if isinstance(error, FileNotFoundError) else "",
         ) from error
-
-
-def _ending_with(parent: int) -> Callable[[], None] | None:
-    """What a new process calls before it becomes a command, to be sent SIGTERM when its parent ends."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # before the fork: nothing may be loaded behind it
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent has ended before that took effect
-
-    return prepare
 
 
 class _SignalForwarder:
@@ -187,7 +154,7 @@ class _SignalForwarder:
     def __init__(self, deliver: Deliver, on_end: Callable[[], object]) -> None:
         self._deliver = deliver
         self._on_end = on_end
-        self.told_to = 0
+        self.end_signal = 0
         """The first signal that was one to end."""
         self.first = 0
         """The first signal of those that end a process that has not asked for them."""
@@ -200,9 +167,9 @@ class _SignalForwarder:
         self._process = process
         self._pass_on()  # the signals that came while the process was started
 
-    def take(self, number: int, _: FrameType | None) -> None:
-        if not self.told_to and signal.Signals(number).name in _ENDINGS:
-            self.told_to = number
+    def receive(self, number: int, _: FrameType | None) -> None:
+        if not self.end_signal and signal.Signals(number).name in _ENDINGS:
+            self.end_signal = number
             self._on_end()
         if not self.first and number != getattr(signal, "SIGCONT", 0):
             self.first = number
@@ -227,79 +194,9 @@ def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator
     previous = {}
     for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, forwarder.take)
+            previous[number] = signal.signal(number, forwarder.receive)
     try:
         yield forwarder
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-# Windows ---------------------------------------------------------------------------------------------------
-
-# Windows tells no process that its parent has ended. A job object does: it holds processes, and all that
-# these start; and when the last handle to it is closed, they end. The only handle is the launcher's, and the
-# system closes it, however the launcher ends.
-
-_EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
-_KILL_ON_JOB_CLOSE = 0x2000
-
-
-class _BasicLimits(ctypes.Structure):
-    _fields_ = (
-        ("per_process_user_time", ctypes.c_int64),
-        ("per_job_user_time", ctypes.c_int64),
-        ("flags", ctypes.c_uint32),
-        ("minimum_working_set", ctypes.c_size_t),
-        ("maximum_working_set", ctypes.c_size_t),
-        ("active_processes", ctypes.c_uint32),
-        ("affinity", ctypes.c_size_t),
-        ("priority_class", ctypes.c_uint32),
-        ("scheduling_class", ctypes.c_uint32),
-    )
-
-
-class _ExtendedLimits(ctypes.Structure):
-    _fields_ = (
-        ("basic", _BasicLimits),
-        ("io_counters", ctypes.c_uint64 * 6),
-        ("process_memory", ctypes.c_size_t),
-        ("job_memory", ctypes.c_size_t),
-        ("peak_process_memory", ctypes.c_size_t),
-        ("peak_job_memory", ctypes.c_size_t),
-    )
-
-
-@contextmanager
-def children_end_with_us() -> Iterator[None]:
-    """If this process is ended inside the block, so is all that it has started there, and what that started.
-
-    After an orderly end of the block that is over: what still runs then was meant to. After an exception it
-    goes on, so that nothing outlives a launcher that fails. Elsewhere than on Windows, this does nothing; nor
-    where Windows refuses it, which before Windows 8 it does for a process in another job.
-    """
-    if sys.platform != "win32":
-        yield
-        return
-    kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-    kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
-    kernel.CreateJobObjectW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p)
-    kernel.AssignProcessToJobObject.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    kernel.SetInformationJobObject.argtypes = (
-        *(ctypes.c_void_p, ctypes.c_int),
-        *(ctypes.POINTER(_ExtendedLimits), ctypes.c_uint32),
-    )
-
-    def end_all_on_close(flags: int) -> bool:
-        limits = _ExtendedLimits(basic=_BasicLimits(flags=flags))
-        place, size = ctypes.byref(limits), ctypes.sizeof(limits)
-        return bool(kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, place, size))
-
-    job = kernel.CreateJobObjectW(None, None)
-    # This process is in the job as well, so a child is in it from its first moment, and so are its own.
-    held = job and end_all_on_close(_KILL_ON_JOB_CLOSE)
-    if not held or not kernel.AssignProcessToJobObject(job, kernel.GetCurrentProcess()):
-        logger.debug("no job object: error %d", ctypes.get_last_error())
-    yield
-    if job:
-        end_all_on_close(0)

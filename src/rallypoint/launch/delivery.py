@@ -1,20 +1,35 @@
-"""Who is sent a signal that reaches a launcher: whoever it is meant for, and who has not got it yet."""
+"""The ranks below a launcher: which signals reach them, and their end where their agent was killed.
+
+A signal that reaches the launcher goes to the process that it is meant for, unless that has had it already.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from rallypoint.launch.command import Deliver
-from rallypoint.launch.lost_agent import signal_ranks
+from rallypoint.exits import exit_text, signal_name
+from rallypoint.launch.blame import LostServer
+from rallypoint.launch.command import Deliver, Ended
+from rallypoint.launch.handover import read_handover
+from rallypoint.store.connect.deadline import Deadline
 
-_FOR_RANKS = ("SIGUSR1", "SIGUSR2")
+if TYPE_CHECKING:
+    import psutil
+
+_FOR_RANKS: Final = ("SIGUSR1", "SIGUSR2")
 _HEARING_SECONDS, _PAUSE = 0.2, 0.01  # a scheduler signals the processes of a job one after the other
 _BURST_SECONDS, _MOST_CHILDREN = 5.0, 8
+_GRACE_SECONDS: Final = 2.0  # for ranks that want to end in order
 
 Heard = Callable[[int], bool]
 """Whether the processes of the job have been sent a signal as well that this one was sent."""
@@ -55,6 +70,80 @@ def to_rank(heard: Heard) -> Deliver:
     return deliver
 
 
+# An agent that was killed -----------------------------------------------------------------------------------
+
+
+def end_orphans(ended: Ended, folder: str) -> list[LostServer]:
+    """End the ranks that an agent has left behind, and name the agent, for the report; [] if it left none.
+
+    The ranks report to `folder`. Not what they have started in sessions of their own: torchrun leaves that
+    alone, too.
+    """
+    if ended.code == 0 or (ended.code > 0 and sys.platform != "win32"):
+        return []  # it has ended by itself, and then its ranks have ended before it
+    ranks = _find_ranks(folder)
+    if ended.code > 0 and not ranks:  # Windows: an exit code does not tell who has ended a process
+        return []
+    _end(ranks)
+    name = f"torchrun's agent (process {ended.pid} on {socket.gethostname()})"
+    by_signal = f"by signal {signal_name(-ended.code)}"
+    how = by_signal if ended.code < 0 else f"with {exit_text(ended.code)} before its ranks"
+    return [LostServer(name, f"has ended {how}", time.time())]
+
+
+def signal_ranks(folder: str, number: int) -> None:
+    """Send a signal to the ranks that report to a folder."""
+    import psutil
+
+    for rank in _find_ranks(folder):
+        with suppress(psutil.Error):  # it has just ended
+            rank.send_signal(number)
+
+
+def _end(ranks: Sequence[psutil.Process]) -> None:
+    """Tell ranks to end, and kill those that run 2 seconds later; on Windows, end them and their children."""
+    import psutil  # late: hardly any job needs it
+
+    if sys.platform == "win32":
+        for process in [each for rank in ranks for each in (rank, *_children(rank))]:
+            with suppress(psutil.Error):  # it has just ended
+                process.kill()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for rank in ranks:
+            with suppress(OSError):  # it has just ended
+                os.killpg(rank.pid, number)
+        _, ranks = psutil.wait_procs(ranks, _GRACE_SECONDS)
+
+
+def _children(rank: psutil.Process) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return rank.children(recursive=True)
+    except psutil.Error:
+        return []  # it has just ended
+
+
+def _find_ranks(folder: str) -> list[psutil.Process]:
+    """The processes that the agent has started: the eldest of each rank, as its children inherit RANK."""
+    import psutil
+
+    eldest: dict[str, psutil.Process] = {}
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            rank = environ.get("RANK", "") if str(read_handover(environ).reports) == folder else ""
+            if rank and (rank not in eldest or process.create_time() < eldest[rank].create_time()):
+                eldest[rank] = process
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    return list(eldest.values())
+
+
+# Who has been sent a signal ---------------------------------------------------------------------------------
+
+
 class SignalProbe:
     """A child that every signal waits for: so it shows which ones were sent to all processes of a job.
 
@@ -82,9 +171,9 @@ class SignalProbe:
 
     def has_heard(self, number: int) -> bool:
         """Whether it was sent a signal, now or in a moment. A signal that was seen does not count again."""
-        deadline = time.monotonic() + _HEARING_SECONDS
+        deadline = Deadline(_HEARING_SECONDS)
         while not any(child.shows(number) for child in self._children):
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 return False
             time.sleep(_PAUSE)
         for child in self._children:
@@ -95,13 +184,12 @@ class SignalProbe:
     def _renew(self) -> None:
         process = _start_probe()
         if process is not None:
-            self._children.append(_Child(process, time.monotonic()))
+            self._children.append(_Child(process))
         while len(self._children) > 1 and self._is_oldest_over():
             self._end_oldest()
 
     def _is_oldest_over(self) -> bool:
-        since = self._children[1].began
-        return time.monotonic() - since > _BURST_SECONDS or len(self._children) > _MOST_CHILDREN
+        return self._children[1].burst.passed or len(self._children) > _MOST_CHILDREN
 
     def _end_oldest(self) -> None:
         with self._children.pop(0).process as process:
@@ -111,7 +199,7 @@ class SignalProbe:
 @dataclass
 class _Child:
     process: subprocess.Popen[bytes]
-    began: float
+    burst: Deadline = field(default_factory=lambda: Deadline(_BURST_SECONDS))
     seen: set[int] = field(default_factory=set)
     """Signals that wait for it, and were asked for; or that will, as they have reached another one."""
 

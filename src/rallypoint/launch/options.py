@@ -12,10 +12,12 @@ and torchrun checks it. Pure: no torch, no files, no environment.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
@@ -23,6 +25,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, STORE_PORT, Endpoints, parse_endpoints
 from rallypoint.launch.endpoint import HOST as HOST_NAME
+from rallypoint.launch.rendezvous.roster import Settings as SharedSettings
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.schedulers.placement import Placement
 from rallypoint.launch.stacks.switch import STALL_SECONDS, STALL_VARIABLE, signals_of
@@ -31,6 +34,7 @@ from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, PRELOAD_
 from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.store.server.loops.backend import parse_switch
+from rallypoint.store.server.process.binding import ANY_PORT
 
 T = TypeVar("T")
 
@@ -470,6 +474,97 @@ FLAGS: Final[tuple[Option, ...]] = (
     _flag("help", "Show this message and exit.", "-h"),
 )
 """What the command line alone can say."""
+
+
+def _conf_row(write: str, parse: Callable[[str], T], default: T) -> T:
+    """A field of `RendezvousSettings`; `write` says what is allowed."""
+    row: T = field(default=default, metadata={"write": write, "parse": parse})
+    return row
+
+
+def _workers(text: str) -> int | None:
+    from rallypoint.store.relay.store_with_workers import parse_workers  # late: it is much to import
+
+    return parse_workers(text, "it")
+
+
+_SECONDS: Final = "a positive number of seconds"
+
+
+@dataclass(frozen=True)
+class RendezvousSettings:
+    """What torchrun's `--rdzv-conf` says to the backend `rallypoint`, by the same names.
+
+    `rallypoint run` passes on here what `Settings` has with `in_conf`.
+    """
+
+    join_timeout: float = _conf_row(_SECONDS, parse_seconds, 600.0)
+    """How long to wait until enough machines have joined."""
+    last_call_timeout: float = _conf_row(_SECONDS, parse_seconds, 30.0)
+    """How long to wait for more machines after that."""
+    close_timeout: float = _conf_row(_SECONDS, parse_seconds, 30.0)
+    """How long the machine with the store waits at the end for the others to leave."""
+    keep_alive_interval: float = _conf_row(_SECONDS, parse_seconds, 5.0)
+    keep_alive_max_attempt: int = _conf_row("a number", lambda text: max(int(text), 1), 3)
+    """How many heartbeats a machine may miss before it counts as lost."""
+    rank: int = _conf_row("a number", int, -1)
+    """The machine's rank, if it asks for one."""
+    is_host: bool | None = _conf_row("one of 0, 1, true, false, on, off", _switch, None)
+    """Whether this machine holds the rendezvous store; None: if the endpoint names it."""
+    relay: str = _conf_row("one of auto, on, off", _like("auto|on|off"), "auto")
+    workers: int | None = _conf_row("a number to 64, or auto; 0 on Windows", _workers, None)
+    """How many processes the job's store has besides its first one; None: as many as it needs."""
+    port_range: range = _conf_row("FIRST-LAST, such as 29600-29699", parse_ports, ANY_PORT)
+    spares: int = _conf_row("a number", lambda text: max(int(text), 0), 0)
+    health: str = _conf_row("auto|quick|full|off", _like("auto|quick|full|off"), "auto")
+    max_restarts: str = _conf_row("a number", lambda text: str(int(text)), "")
+    """For comparison with other machines: torch counts the restarts. Empty: not known."""
+
+    def shared(self, size: Size, *, has_relays: bool) -> SharedSettings:
+        """The settings that all machines of the job must have alike."""
+        restarts = (("--max-restarts", self.max_restarts),) if self.max_restarts else ()
+        relay = "on" if has_relays else "off"
+        return (("--nnodes", str(size)), ("--spares", str(self.spares)), ("--relay", relay), *restarts)
+
+    @property
+    def silence(self) -> float:
+        """After how many seconds without a heartbeat a machine counts as lost."""
+        return (self.keep_alive_max_attempt + 1) * self.keep_alive_interval
+
+    def outlasting(self, seconds: float) -> RendezvousSettings:
+        """The same, but no machine counts as lost that was silent for less than so many seconds."""
+        most = max(self.keep_alive_max_attempt, math.ceil(seconds / self.keep_alive_interval))
+        return replace(self, keep_alive_max_attempt=most)
+
+    @property
+    def examination(self) -> str:
+        """Which health checks this machine runs before it joins."""
+        return self.health if self.health != "auto" else "quick" if self.spares else "off"
+
+
+# torchrun puts a time-out in for its static backend; the others are about torch's own store.
+_CONF_OF_TORCH: Final = ("timeout", "heartbeat_timeout", "read_timeout", "store_type")
+
+
+def parse_conf(config: Mapping[str, object]) -> RendezvousSettings:
+    """The pairs of `--rdzv-conf`. UsageError for an invalid value; an unknown name is a warning."""
+    rows = {each.name: each.metadata for each in fields(RendezvousSettings)}
+    found: dict[str, Any] = {}
+    for name, text in ((name, str(value).strip()) for name, value in config.items()):
+        if name in rows:
+            try:
+                found[name] = rows[name]["parse"](text)
+            except ValueError:
+                hint = f"write {rows[name]['write']}"
+                raise UsageError(f"{name} in --rdzv-conf is {text!r}", hint=hint) from None
+        elif name not in _CONF_OF_TORCH:
+            near = get_close_matches(name, rows, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            logging.getLogger("rallypoint.torchrun").warning(
+                "--rdzv-conf has %r, which the rallypoint backend does not know%s", name, meant
+            )
+    return RendezvousSettings(**found)
+
 
 BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS}
 

@@ -1,17 +1,12 @@
-"""Reports that the processes of a job leave for their launcher: small files, in a folder that it names.
+"""What the processes of a job report to their launcher: small files, in a folder that it names.
+
+Reports of which there is one are rows of a table below (`Report`); these there are several of:
 
     joined-<rank>-<pid>.json     a rank has reached the store
     failed-<rank>-<pid>.json     an exception has ended a process: when, and its traceback
     exits-<pid>.json             torchrun's agent: which of its ranks ended how
-    roll.json                    the whole job, seen from its first machine: which ranks have joined
-    waiting.json                 what the agent waits for before its ranks start; empty: nothing
-    lost.json                    the servers of the job that are gone
-    attempt.json                 the number of the attempt that runs
-    first.json                   the first failure of the whole job, as all machines know it
-    activity.json                what the ranks of this machine did when they were looked at last
-    stall.json                   what the ranks of the job do, while it stands still
     stack-<rank>-<pid>-<file>.txt, step-<rank>-<pid>    a rank's answers; see `launch/stacks`
-    ending-<rank>-<pid>          empty; a rank that has failed waits for a last look at the others
+    ending-<rank>-<pid>          empty; a rank that has failed waits for a last sample of the others
     owner                        empty; the launcher has it locked as long as it lives
 
 Files, because they need no server: they also tell of a rank that fails before there is one. Imports no torch.
@@ -32,11 +27,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from rallypoint.client.filelock import open_locked
 from rallypoint.codec import from_text, to_text
-from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
+from rallypoint.launch.blame import Exit, Failure, FailureSummary, LostServer, RankIdentity
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity
 from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame
@@ -81,6 +76,35 @@ class JoinProgress:
         return f"{text}; {shown(self.absent, LONGEST_SENTENCE)}" if self.absent else text
 
 
+@dataclass(frozen=True)
+class Report(Generic[_T]):
+    """A report of which there is one: its file, what it says, and what counts while there is none."""
+
+    name: str
+    kind: type[_T]
+    otherwise: _T
+
+    def leave(self, content: _T, folder: Path | None = None) -> None:
+        """Write it into this process's folder for reports, or another."""
+        _leave(self.name, content, folder)
+
+
+ROLL: Final[Report[JoinProgress | None]] = Report("roll", JoinProgress, None)
+"""The whole job, seen from its first machine: which ranks have joined."""
+WAITING: Final = Report("waiting", str, "")
+"""What the agent waits for before its ranks start."""
+LOST: Final[Report[tuple[LostServer, ...]]] = Report("lost", tuple[LostServer, ...], ())
+"""The servers of the job that are gone, in the order of time."""
+ATTEMPT: Final = Report("attempt", int, 0)
+"""The number of the attempt that runs."""
+FIRST: Final[Report[FailureSummary | None]] = Report("first", FailureSummary, None)
+"""The first failure of the whole job, as all machines know it."""
+ACTIVITY: Final[Report[MachineActivity | None]] = Report("activity", MachineActivity, None)
+"""What the ranks of this machine did at the last sample."""
+STALL: Final = Report("stall", str, "")
+"""What the ranks of the job do while it stands still."""
+
+
 def folder_of(environ: Mapping[str, str]) -> Path | None:
     """The folder for reports; None if no launcher asked for them."""
     return read_handover(environ).reports
@@ -112,43 +136,18 @@ def report_joined(store: str = "", rank: int = -1, world_size: int = -1, seconds
         _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store, timeout_seconds=seconds))
 
 
-def report_roll(roll: JoinProgress) -> None:
-    """Report which ranks have joined and which are missing."""
-    _leave("roll", roll)
+def report_exits(exits: Sequence[Exit], folder: Path | None = None) -> None:
+    """Report how ranks of this machine have ended."""
+    _leave(f"exits-{os.getpid()}", tuple(exits), folder)
 
 
-def report_waiting(state: str) -> None:
-    """Report what this agent waits for; nothing: it does not wait any more."""
-    _leave("waiting", state)
-
-
-def report_activity(folder: Path, activity: MachineActivity) -> None:
-    """Report what the ranks of this machine are doing."""
-    _leave("activity", activity, folder)
-
-
-def report_stall(folder: Path, text: str) -> None:
-    """Report what the ranks of a job do that stands still; nothing: it goes on."""
-    _leave("stall", text, folder)
-
-
-def report_exit(folder: Path, ended: Exit) -> None:
-    """Report how a rank has ended."""
-    _leave(f"exits-{ended.pid}", (ended,), folder)
-
-
-def report_exits(failures: Mapping[int, Any]) -> None:
-    """Report how ranks of this machine have ended: torchrun's own records, by rank."""
-    exits = tuple(
-        Exit(int(rank), each.pid, each.exitcode, float(each.timestamp), each.local_rank, socket.gethostname())
+def exits_of(failures: Mapping[int, Any]) -> list[Exit]:
+    """From torchrun's own records of ranks that have failed."""
+    host = socket.gethostname()
+    return [
+        Exit(int(rank), each.pid, each.exitcode, float(each.timestamp), each.local_rank, host)
         for rank, each in failures.items()
-    )
-    _leave(f"exits-{os.getpid()}", exits)
-
-
-def report_first(first: object) -> None:
-    """Report the first failure of the whole job, a `blame.FailureSummary`."""
-    _leave("first", first)
+    ]
 
 
 def erase_live_line() -> None:
@@ -165,7 +164,7 @@ def begin_attempt(number: int) -> None:
     for kind in ("joined", "roll", "failed", "exits", "lost"):
         for path in folder.glob(f"{kind}*.json"):
             path.unlink(missing_ok=True)
-    _leave("attempt", number)
+    ATTEMPT.leave(number)
 
 
 WITHOUT_STORE = (
@@ -181,11 +180,6 @@ def lost_server(what: str, pid: int, places: str, how: str) -> LostServer:
     return LostServer(name, f"has ended {how}", time.time())
 
 
-def report_lost(lost: Sequence[LostServer]) -> None:
-    """Report which servers of the last round are gone, first come first."""
-    _leave("lost", tuple(lost))
-
-
 def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
     """Report an exception that ends this process.
 
@@ -194,7 +188,7 @@ def report_failure(kind: type[BaseException], error: BaseException, trace: Trace
     who = _identity()
     quiet = _is_agent()
     if kind.__name__ == "ChildFailedError":  # torchrun's agent reports on its ranks
-        report_exits(error.failures)  # type: ignore[attr-defined]
+        report_exits(exits_of(error.failures))  # type: ignore[attr-defined]
         return quiet
     if kind.__name__ in ("KeyboardInterrupt", "SignalException"):  # it was told to end
         return quiet
@@ -238,8 +232,8 @@ def _await_look(who: RankIdentity) -> None:
 
 
 def _await_removal(mark: Path) -> None:
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while mark.exists() and time.monotonic() < deadline:
+    deadline = Deadline(_ENDING_SECONDS)
+    while mark.exists() and not deadline.passed:
         time.sleep(_ENDING_LOOK_SECONDS)
 
 
@@ -298,9 +292,12 @@ class Reports:
         self._folder = folder
         self.of_task = of_task
 
+    def read(self, report: Report[_T]) -> _T:
+        return next(self._read(report.name, report.kind), report.otherwise)
+
     def roll(self) -> JoinProgress:
         """Of the whole job where its first machine is this one; else of the ranks on this machine."""
-        for roll in self._read("roll", JoinProgress):
+        if (roll := self.read(ROLL)) is not None:
             return roll
         if self.of_task:
             return JoinProgress(0, 0)
@@ -320,28 +317,8 @@ class Reports:
             return 0
 
     def failures(self) -> list[Failure]:
-        """Exceptions that ended a process of this machine, first come first."""
+        """Exceptions that ended a process of this machine, in the order of time."""
         return sorted(self._read("failed-*", Failure), key=lambda failure: failure.time)
-
-    def first(self, kind: type[_T]) -> _T | None:
-        """The first failure of the whole job, a `FailureSummary`; None: only this machine's are."""
-        return next(self._read("first", kind), None)
-
-    def attempt(self) -> int:
-        """The number of the attempt that runs, from 0; also 0 if none has begun."""
-        return next(self._read("attempt", int), 0)
-
-    def activity(self) -> MachineActivity | None:
-        """What the ranks of this machine did when they were looked at last."""
-        return next(self._read("activity", MachineActivity), None)
-
-    def stall(self) -> str:
-        """What the ranks of the job do, if it stands still."""
-        return next(self._read("stall", str), "")
-
-    def waiting(self) -> str:
-        """What the agent of this machine waits for before its ranks start."""
-        return next(self._read("waiting", str), "")
 
     def store(self) -> str:
         """Where the job's store is, as a rank of this machine has found it; nothing: not known."""
@@ -351,10 +328,6 @@ class Reports:
         """How ranks of the last try ended, as torchrun's agent on this machine saw it."""
         found = [each for some in self._read("exits-*", tuple[Exit, ...]) for each in some]
         return sorted(found, key=lambda each: each.time)
-
-    def lost(self) -> list[LostServer]:
-        """Servers of the job that are gone, first come first."""
-        return [each for some in self._read("lost", tuple[LostServer, ...]) for each in some]
 
     def _read(self, pattern: str, kind: type[_T]) -> Iterator[_T]:
         """The reports of a kind, by their names without the ending."""

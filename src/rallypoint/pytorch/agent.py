@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,9 @@ from typing import Any
 
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
-from rallypoint.launch.reports import erase_live_line, report_exits
+from rallypoint.launch.reports import erase_live_line, exits_of, report_exits
 from rallypoint.pytorch.forking import can_fork, prepare_next_attempt, prepare_template
+from rallypoint.store.machine.lifetime import on_parent_end
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
 _THREADS = "OMP_NUM_THREADS"
@@ -35,36 +35,20 @@ _PARTING_SECONDS = 0.5  # for the agent, once they have ended
 _CONSOLES_SIGNALS = (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT))
 
 
-def take_lifeline() -> int:
-    """The pipe from the launcher, whose secret is taken from it; -1 without one."""
+def end_with_launcher() -> None:
+    """From now on, end this agent and its ranks when the launcher that started it is gone.
+
+    Not what ranks have started in sessions of their own: torchrun leaves that alone, too. The launcher has
+    written the secret that it had in a variable into the pipe, or an empty line.
+    """
     given = read_handover(os.environ)
     if given.lifeline >= 0:
         os.environ.update(given._replace(lifeline=-1).variables())  # it is not for the ranks
-        _take_secret(given.lifeline)
-    return given.lifeline
+        if text := on_parent_end(given.lifeline, _end_soon):
+            set_process_secret(Secret(text, f"the variable {SECRET_VARIABLE}"))
 
 
-def end_with_launcher(lifeline: int) -> None:
-    """From now on, end this agent and its ranks when the launcher that started it is gone.
-
-    Not what ranks have started in sessions of their own: torchrun leaves that alone, too.
-    """
-    if lifeline >= 0:
-        threading.Thread(target=_outlive_briefly, args=(lifeline,), daemon=True).start()
-
-
-def _take_secret(pipe: int) -> None:
-    """The launcher has written the secret that it had in a variable, or an empty line."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
-        line += byte
-    if text := line.decode().strip():
-        set_process_secret(Secret(text, f"the variable {SECRET_VARIABLE}"))
-
-
-def _outlive_briefly(pipe: int) -> None:
-    while os.read(pipe, 1):
-        pass  # nobody writes to it: this waits for its end
+def _end_soon() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # torchrun tells its ranks to end, and ends
     time.sleep(_GRACE_SECONDS)
     _kill_ranks()
@@ -184,7 +168,7 @@ def report_ends_of_attempts() -> None:
     def watch(agent: Any, group: Any) -> Any:
         result = monitor(agent, group)
         if result.is_failed():
-            report_exits(result.failures)
+            report_exits(exits_of(result.failures))
         else:
             prepare_next_attempt()
         group.spec.rdzv_handler.restarts_left = agent._remaining_restarts - result.is_failed()
@@ -230,12 +214,11 @@ def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
     leave_signals_to_ranks()
     be_interrupted_once()
-    lifeline = take_lifeline()
     if can_fork():
         with threads_of_ranks(sys.argv[1:]):
             import torch.distributed
         prepare_template(number_of_ranks(sys.argv[1:]))
-    end_with_launcher(lifeline)  # a thread: the template must have none
+    end_with_launcher()  # a thread: the template must have none
     import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as run_torchrun

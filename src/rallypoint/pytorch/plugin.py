@@ -6,7 +6,7 @@
 The machine that the endpoint names holds the meeting place, a store server. Each round gets a store server
 of its own, which is its workers' MASTER_ADDR and MASTER_PORT. With several machines, each has a relay for it,
 to which its workers connect. A job of one machine needs no meeting place: its store is at the endpoint.
-An endpoint of several hosts is a store that outlives its machine: see `launch.rendezvous.replicated`.
+An endpoint of several hosts is a store that outlives its machine: see `launch.rendezvous.servers`.
 """
 
 from __future__ import annotations
@@ -42,27 +42,24 @@ from rallypoint.errors import (
 )
 from rallypoint.launch import reports
 from rallypoint.launch.blame import read_summary, to_ending
-from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
-from rallypoint.launch.environment import inject, name_interfaces, name_relay
+from rallypoint.launch.endpoint import parse_endpoints, parse_round_store
 from rallypoint.launch.health import UnfitError, why_unfit
-from rallypoint.launch.lost_agent import DeathNotice
-from rallypoint.launch.options import BACKEND
-from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
-from rallypoint.launch.rendezvous.meeting import Heartbeat, Meeting, Round
-from rallypoint.launch.rendezvous.replicated import open_replicated
+from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
+from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
+from rallypoint.launch.rendezvous.digest import RoundEnd
+from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
+from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.launch.rendezvous.servers import MeetingPlace, open_place, openness, workers_for
+from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place, open_replicated, openness
 from rallypoint.launch.stacks.watching import RankWatch
-from rallypoint.launch.switches import PATCH_VARIABLE, Patch, client_of, patch_of
-from rallypoint.pytorch.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
-from rallypoint.pytorch.conf import Conf
+from rallypoint.launch.switches import Patch, client_of, patch_of
 from rallypoint.pytorch.parameters import StoreParameters
-from rallypoint.pytorch.substitution import find_fault, make_store
+from rallypoint.pytorch.rank_route import RankRoute
+from rallypoint.pytorch.substitution import make_store
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.server.guard.secret import job_secret, take_secret
+from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")
@@ -94,25 +91,24 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def __init__(self, params: RendezvousParameters) -> None:
         take_secret()
-        conf = Conf.parse(params.config)
+        conf = parse_conf(params.config)
         size = Size(params.min_nodes, params.max_nodes)
         self._run_id = params.run_id
-        self._has_relays = conf.relay is not False and patch_of() is not Patch.NEVER
+        has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
         launchers = size.most + conf.spares
-        self._place = _open_place(params, launchers, conf, has_relays=self._has_relays)
-        times = conf.times.outlasting(self._place.pause_seconds)
+        self._place = _open_place(params, launchers, conf, has_relays=has_relays)
+        self._route = RankRoute(self._place, conf, has_relays=has_relays, is_shared=launchers > 1)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
         member = Member(secrets.token_hex(8), who.host, who.pid, conf.rank, self._place.is_here)
         self._conf = conf
-        self._meeting = Meeting(
+        self._meeting = Participant(
             self._place.store,
             params.run_id,
             member,
             size,
-            times,
-            spares=conf.spares,
-            settings=conf.shared(size, has_relays=self._has_relays),
+            conf.outlasting(self._place.pause_seconds),
+            settings=conf.shared(size, has_relays=has_relays),
             endpoint=str(parse_endpoints(params.endpoint)),
             find_jobs=self._place.find_jobs,
             on_end=self._announce_restart,
@@ -157,15 +153,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         ending = self._first_failure()
         self._failures.forget()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
-        if self._prepares_relays:
-            self._place.prepare_relay()
+        self._route.prepare()
         try:
             if self._place.is_replicated and not self._has_taken_part:
                 self._meeting.open_again()
             if not self._is_well:  # who waits for a spare is not kept waiting for what its ranks have shown
                 self._examine()
             self._is_well = False
-            return self._enter(self._meeting.next_round(self._start_store, ending))
+            return self._enter(self._meeting.next_round(self._route.start_store, ending))
         except MeetingClosedError as error:
             if not self._conf.spares or self._has_taken_part:
                 raise _as_torch(error) from error
@@ -219,7 +214,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._ask(lambda: self._meeting.leave(first, "the job has ended"), None)
             if first is not None:
                 of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None) or first
-                reports.report_first(read_summary(of_all.detail or of_all.text))
+                reports.FIRST.leave(read_summary(of_all.detail or of_all.text))
         if self._place.is_replicated:
             self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
@@ -249,16 +244,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
                 self._meeting.stay_out(reason)
             raise UnfitError(self._conf.examination, reason)
 
-    @property
-    def _prepares_relays(self) -> bool:
-        return self._heart is not None and self._has_relays and not self._conf.workers
-
-    def _start_store(self, assignment: Assignment) -> str:
-        workers = self._conf.workers
-        if workers is None:
-            workers = workers_for(assignment.size, have_relays=self._has_relays)
-        return str(self._place.start_round(assignment.name, workers, has_relays=self._has_relays))
-
     def _enter(self, met: Round) -> RendezvousInfo:
         reports.begin_attempt(met.number)
         self._joining.begin(met.number)
@@ -272,8 +257,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             )
         round_store = parse_round_store(met.store)
         store_place, view = round_store.master, self._place.view_of(round_store)
-        place = self._lead_ranks_to(round_store, met)
-        patience = timedelta(seconds=self._meeting.times.join)
+        relay = self._route.open(round_store, met)
+        self._failures.enter(round_store, relay if relay is None or round_store.name else store_place)
+        place = relay or store_place
+        patience = timedelta(seconds=self._meeting.conf.join_timeout)
         wanted = StoreParameters(*place, timeout=patience, use_libuv=False)
         store = make_store(wanted, client_of(), Patch.AUTO, Role.AGENT)
         self._agent_store = store  # C++ keeps no Python object alive
@@ -284,43 +271,14 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             prepare = planned(view, met.number, self._meeting.members_of(met))
             self._joining.call_roll(RollCall(way, view, prepare, self._has_launcher))
         self._watch.start(place, view)
-        if self._conf.spares and self._prepares_relays:
-            self._place.prepare_relay()  # a round with a spare is to begin at once
+        if self._conf.spares:
+            self._route.prepare()  # a round with a spare is to begin at once
         return RendezvousInfo(
             dist.PrefixStore(AGENTS, store),
             met.rank,
             met.size,
             RendezvousStoreInfo(*store_place),
         )
-
-    def _lead_ranks_to(self, store: RoundStore, met: Round) -> Endpoint:
-        """Put into the environment, which ranks inherit, how they reach the round's store; where that is."""
-        relay = self._place.start_relay(store) if self._wants_relay(met) else None
-        if relay is None and job_secret() is not None and not is_this_machine(store.master.host):
-            raise UsageError(
-                f"the workers of this machine need a relay to reach {store.master}, as this job has a secret",
-                hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
-            )
-        name_relay(os.environ, relay, store.master)
-        self._failures.enter(store, relay if relay is None or store.name else store.master)
-        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
-            logger.warning("rallypoint: %s", named)
-        place = relay or store.master
-        fault = find_fault(*place)
-        if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
-            if fault is not None:
-                logger.info(
-                    "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
-                )
-            os.environ.update(inject(os.environ))
-        return place
-
-    def _wants_relay(self, met: Round) -> bool:
-        if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
-            if self._conf.relay:
-                logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
-            return False
-        return met.size > 1 if self._conf.relay is None else self._conf.relay
 
     def _first_failure(self) -> Ending | None:
         """What failed first on this machine in the attempt that has just ended."""
@@ -329,10 +287,10 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def _announce_restart(self, number: int, end: RoundEnd) -> None:
         """Log how an attempt has ended, and what follows. Machine changes do not count as restarts."""
-        size, times, left = self._meeting.size, self._meeting.times, self.restarts_left
+        size, conf, left = self._meeting.size, self._meeting.conf, self.restarts_left
         without = "a machine has joined" if end.newcomers else "no machine has reported a failure"
         why = shown(end.first.text, LONGEST_SENTENCE) if end.first else without
-        outlook = f"; {end.outlook(size, times.join, times.last_call)}" if size.most > 1 else ""
+        outlook = f"; {end.outlook(size, conf.join_timeout, conf.last_call_timeout)}" if size.most > 1 else ""
         most = f" of at most {number + 2 + left}" if left is not None else ""
         logger.warning(
             "rallypoint: attempt %d has ended: %s%s; attempt %d%s follows",
@@ -355,22 +313,22 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
 
 def _open_place(
-    params: RendezvousParameters, launchers: int, conf: Conf, *, has_relays: bool
-) -> MeetingPlace:
+    params: RendezvousParameters, launchers: int, conf: RendezvousSettings, *, has_relays: bool
+) -> RendezvousPlace:
     endpoints = parse_endpoints(params.endpoint)
     if launchers > 1 and not endpoints[0].port:
         raise UsageError(
             "several machines need an endpoint to meet at",
             hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
         )
-    local_address, seconds = params.local_addr, conf.times.join
+    local_address, seconds = params.local_addr, conf.join_timeout
     if len(endpoints) > 1:
         return open_replicated(
             endpoints,
             params.run_id,
             local_address=local_address,
             seconds=seconds,
-            ports=conf.ports,
+            ports=conf.port_range,
             has_relays=has_relays,
         )
     [endpoint] = endpoints
@@ -381,7 +339,7 @@ def _open_place(
         hosts=conf.is_host,
         local_address=local_address,
         seconds=seconds,
-        ports=conf.ports,
+        ports=conf.port_range,
     )
 
 

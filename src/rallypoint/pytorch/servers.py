@@ -20,7 +20,7 @@ from typing import Any
 
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError, PortInUseError, RallypointError
-from rallypoint.launch.reports import WITHOUT_STORE, lost_server, report_lost
+from rallypoint.launch.reports import LOST, WITHOUT_STORE, lost_server
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.server.loops.backend import Choice
@@ -136,4 +136,4 @@ def _report_death(server: HostedServer) -> None:
     if (how := server.how_it_ended()) != "with exit code 0":  # it has not ended with its owners
         lost = lost_server("the job's store", server.pid, server.places, how)
         logger.error("rallypoint: %s %s: %s", lost.server, lost.how, WITHOUT_STORE)
-        report_lost([lost])
+        LOST.leave((lost,))

@@ -174,7 +174,7 @@ def assignment_of(roster: Roster, rank: int, now: float) -> Assignment:
     return Assignment(roster.round, rank, len(roster.members), roster.name, roster.store, time=now)
 
 
-def calls(before: Roster, after: Roster, now: float) -> Iterator[tuple[Member, Assignment]]:
+def notices(before: Roster, after: Roster, now: float) -> Iterator[tuple[Member, Assignment]]:
     """The machines that wait for what has changed, each with its assignment; `now` is by the clock."""
     if after.closed and not before.closed:
         assignment = assignment_of_refused(closed_error(after.closed))

@@ -203,11 +203,11 @@ class Roster:
 
     # Rules
 
-    def take_in(self, requests: Sequence[RosterRequest], size: Size) -> tuple[Roster, Refusals]:
+    def apply(self, requests: Sequence[RosterRequest], size: Size) -> tuple[Roster, Refusals]:
         """Do what machines have asked for, in its order; who may not join is refused."""
         editor = _RosterEditor(self, size)
         for request in requests:
-            editor.take_in(request)
+            editor.apply(request)
         return editor.settled(), editor.refused
 
     def at_next_desk(self) -> Roster:
@@ -337,9 +337,9 @@ class _RosterEditor:
         for each in roster.everybody:
             self._note_rank(each)
 
-    def take_in(self, request: RosterRequest) -> None:
+    def apply(self, request: RosterRequest) -> None:
         if request.come is not None:
-            self._come(request.come, request)
+            self._join(request.come, request)
         if request.leave is not None:
             self._leave(request.leave, request)
         if request.close and not self._roster.closed:
@@ -350,7 +350,7 @@ class _RosterEditor:
         present, waiting = tuple(self._present.values()), tuple(self._waiting.values())
         return replace(self._roster, present=present, waiting=waiting)._settle(self._size)
 
-    def _come(self, member: Member, request: RosterRequest) -> None:
+    def _join(self, member: Member, request: RosterRequest) -> None:
         known = self._present.get(member.id) or self._waiting.get(member.id)
         if known is not None and known.visit >= member.visit:
             return

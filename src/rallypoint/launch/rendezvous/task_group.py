@@ -1,4 +1,4 @@
-"""What the tasks of a job have in common whose scheduler has started one for each rank.
+"""`rallypoint run --tasks`: one rank, and what it has in common with the job's other tasks.
 
 The first rank's task holds the store, until all others have left it. When a rank fails, its task says so
 there, and all other tasks end theirs: schedulers do not, and ranks may wait for a lost one for many minutes.
@@ -7,18 +7,32 @@ there, and all other tasks end theirs: schedulers do not, and ranks may wait for
 from __future__ import annotations
 
 import math
+import socket
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
+from rallypoint.codec import to_text
 from rallypoint.errors import RallypointError, StoreTimeoutError
-from rallypoint.launch.rendezvous.servers import LIFESPAN, workers_for
+from rallypoint.launch.blame import Exit, find_blame, read_summary
+from rallypoint.launch.command import Deliver, Ended, run_command
+from rallypoint.launch.endpoint import Endpoint, StoreView
+from rallypoint.launch.environment import name_relay
+from rallypoint.launch.rendezvous.attendance import RollCall
+from rallypoint.launch.rendezvous.servers import LIFESPAN, openness, workers_for
+from rallypoint.launch.reports import FIRST, Reports, report_exits
+from rallypoint.launch.stacks.watching import Say, watching
 from rallypoint.launch.tasks import Task
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.machine.addresses import is_this_machine
+from rallypoint.store.relay.hosting import host_relay, host_store
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.question import Question
+from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.server.loops.backend import choose
 from rallypoint.store.server.process.hosting import HostedServer
 from rallypoint.text import shown
@@ -108,7 +122,7 @@ class TaskGroup:
         if self._failure:
             raise EndedElsewhereError(self._failure)
 
-    def tell(self, text: str) -> None:
+    def report_failure(self, text: str) -> None:
         """Say what has become of this task's rank; only the first that is said counts."""
         with suppress(RallypointError), self._connect(_TOLD_SECONDS) as store:
             self._check_job(store)
@@ -116,7 +130,7 @@ class TaskGroup:
                 keys = [self._news_of(rank) for rank in range(self._task.world_size)]
                 store.multi_set(keys, [text] * len(keys))
 
-    def await_told(self) -> str:
+    def await_report(self) -> str:
         """What another task has said of its rank, giving it some time; nothing if none has."""
         self._listener.join(_TOLD_SECONDS)
         return self._failure
@@ -127,7 +141,7 @@ class TaskGroup:
             store = self._connect(self._task.join_seconds)
             if self._keep(store):
                 self._check_job(store)
-                self._take_rank(store)
+                self._claim_rank(store)
                 self._is_known.set()
                 self._failure = self._await_news(store).decode(errors="replace")
         except (RallypointError, OSError) as error:
@@ -161,7 +175,7 @@ class TaskGroup:
                 hint="give this job another port, with --master-port, the same for all its tasks",
             )
 
-    def _take_rank(self, store: TCPStore) -> None:
+    def _claim_rank(self, store: TCPStore) -> None:
         job, rank = self._task.run_id, self._task.rank
         if store.add(_TAKEN.format(job=job, rank=rank), 1) > 1:
             raise RallypointError(
@@ -182,3 +196,86 @@ class TaskGroup:
 
     def _connect(self, seconds: float) -> TCPStore:
         return TCPStore(*self._task.store, timeout=seconds, role=Role.AGENT)
+
+
+# A task's rank ----------------------------------------------------------------------------------------------
+
+
+def run_task(
+    task: Task,
+    command: Sequence[str],
+    environ: dict[str, str],
+    folder: Path,
+    poll: Callable[[], bool],
+    deliver: Deliver,
+    say: Say,
+) -> Ended:
+    """Run the command of a rank to its end, or until another rank fails. It starts when the store is there.
+
+    The rank leaves its reports in `folder`. `poll` is called every tenth of a second, until it returns
+    False; `say` if the job stands still.
+    """
+    # The group is left last: the first task waits there for everybody who uses the store.
+    with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say), ExitStack() as relay:
+
+        def may_start(seconds: float) -> bool:
+            is_ready = group.is_ready(seconds)
+            if is_ready and job_secret() is not None and not is_this_machine(task.store.host):
+                name_relay(environ, relay.enter_context(_relaying(task)), task.store)
+            return is_ready
+
+        if task.rank == 0 and task.nnodes > 1 and (warning := openness(str(task.store), environ)):
+            say([warning])
+        is_wanted = True
+
+        def look() -> bool:
+            """Look for the failure of another rank as long as this one runs."""
+            nonlocal is_wanted
+            group.check()
+            is_wanted = is_wanted and poll()
+            return True
+
+        try:
+            ended = run_command(command, environ, look, is_agent=False, deliver=deliver, may_start=may_start)
+        except EndedElsewhereError as error:
+            FIRST.leave(read_summary(str(error)))
+            return Ended(0, 1, 0)
+        group.went_well = ended.code == 0
+        if ended.code and not ended.end_signal:
+            _exchange_failures(group, task, ended, folder)
+        return ended
+
+
+@contextmanager
+def _relaying(task: Task) -> Iterator[Endpoint]:
+    """A relay for this rank, which cannot prove the job's secret; where it is."""
+    relay = host_relay([task.store], backend=choose(), lifespan=LIFESPAN)
+    try:
+        yield Endpoint(*relay.address)
+    finally:
+        relay.release()
+
+
+@contextmanager
+def _roll_call(task: Task) -> Iterator[None]:
+    """The first task counts the ranks, for the line that says who has joined."""
+    if task.rank != 0:
+        yield
+        return
+    call = RollCall(task.store, StoreView(task.store), lambda *_: task.world_size, has_launcher=True)
+    try:
+        yield
+    finally:
+        call.stop()
+
+
+def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path) -> None:
+    """Tell the other tasks how this rank failed; or hear it, if this one only followed from another."""
+    host = socket.gethostname()
+    how = Exit(task.rank, ended.pid, ended.code, time.time(), task.local_rank, host)
+    report_exits([how], folder)
+    first = find_blame(Reports(folder).failures(), [how])
+    if first is not None and not first.follows:
+        group.report_failure(to_text(first.brief()))
+    elif told := group.await_report():
+        FIRST.leave(read_summary(told))

@@ -81,7 +81,7 @@ class Waiting:
         with self._reporting:
             self._stopped.set()
             if kind is None:
-                reports.report_waiting("")
+                reports.WAITING.leave("")
             elif kind.__name__ in ("KeyboardInterrupt", "SignalException") and not self._has_launcher:
                 self._print()
 
@@ -100,7 +100,7 @@ class Waiting:
                 if self._stopped.is_set():
                     return
                 self._state = state
-                reports.report_waiting(state)
+                reports.WAITING.leave(state)
                 if is_due and state != reported:  # a state without a deadline stays as it is
                     reported = state
                     self._print()

@@ -181,7 +181,7 @@ class StallWatch:
             if put_together([machine]).waiting_seconds >= pace.before_timeout:
                 reason = f"a time-out of {duration(pace.timeout)} is about to strike"
         if not self._stopped.is_set():
-            reports.report_activity(self._folder, machine)
+            reports.ACTIVITY.leave(machine, self._folder)
             self._report(machine, reason)
         return self._next_pause(machine)
 
@@ -267,7 +267,7 @@ class StallWatch:
             self._may_be_over = True
             return
         self._said, self._may_be_over = text, False
-        reports.report_stall(self._folder, text)
+        reports.STALL.leave(text, self._folder)
         lines = text.splitlines() if text else ["the ranks go on"]
         if text and self._channel is not None:
             lines.append(f"see `rallypoint stacks {self._channel.address}`")

@@ -29,7 +29,7 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.endpoint import Endpoint, RoundStore, StoreView, parse_endpoint
 from rallypoint.launch.rendezvous.roster import Member
-from rallypoint.launch.rendezvous.servers import MeetingPlace
+from rallypoint.launch.rendezvous.servers import RendezvousPlace
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.judgement import judge
@@ -197,7 +197,7 @@ class RollCall:
         return report is not None and report.complete
 
     def _report_progress(self, roll: reports.JoinProgress) -> None:
-        reports.report_roll(replace(roll, store=self._view.address))
+        reports.ROLL.leave(replace(roll, store=self._view.address))
 
     def _remark(self, roll: reports.JoinProgress) -> None:
         """Under a torchrun of the user's own there is no launcher to say it."""
@@ -252,7 +252,7 @@ class Joining:
 class RoundFailures:
     """What has failed on this machine in the last round: its servers, and its ranks as they have reported."""
 
-    def __init__(self, place: MeetingPlace) -> None:
+    def __init__(self, place: RendezvousPlace) -> None:
         self._place = place
         self._lost: list[LostServer] = []
         self._store: RoundStore | None = None
@@ -298,7 +298,7 @@ class RoundFailures:
 
     def report(self) -> None:
         """Tell the launcher which servers are gone."""
-        reports.report_lost(self._lost)
+        reports.LOST.leave(tuple(self._lost))
 
 
 def _is_no_consequence(record: logging.LogRecord) -> bool:

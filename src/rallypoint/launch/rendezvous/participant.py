@@ -1,9 +1,9 @@
-"""One machine's part in a job's meeting: it keeps to the rules of `roster`, through a store (`register`).
+"""One machine's part in a job's rendezvous: it follows the rules of `roster`, through a store (`register`).
 
-A machine asks to be in the next round, and waits for a key of its own, in which it is told its place. So no
-machine polls, and none reads the names of all others, but the first in the roster, the scribe: it looks every
-second for what nobody has taken in. A sign of life is a counter of each machine's own, which
-another one reads (`Lookout`), and counts how often it has looked in vain. So no clocks are compared, and a
+A machine requests a place in the next round, and waits for a key of its own, which will hold its assignment.
+So no machine polls, and none reads the names of all others, except the first in the roster, the scribe: it
+checks every second for pending requests. A heartbeat is a counter of each machine's own, which
+another machine reads (`Lookout`), and counts how often it has read the same. So no clocks are compared, and a
 pause of all machines costs none of them its place.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from rallypoint.client.base import Store
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.errors import JoinTimeoutError, RallypointError
+from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import (
     Assignment,
     Digest,
@@ -44,36 +45,11 @@ from rallypoint.text import LONGEST_SENTENCE, counted, shown
 
 logger = logging.getLogger("rallypoint.meeting")
 
-_LOOKS_SELDOM = 10  # times as seldom as the scribe, all others look
+_SELDOM = 10  # all other machines check so many times more seldom than the scribe
 _PARTING_SECONDS = 0.1  # between looks at the machines that are still there, at the end
 _NAMES_TOLD = 16  # of connected machines
 _STATES_PER_SECOND = 100  # of all machines together that wait
-_LOOK_SECONDS = 1.0  # between looks at what nobody has taken in
-
-
-@dataclass(frozen=True)
-class MeetingTimes:
-    """How long things may take, in seconds."""
-
-    join: float = 600.0
-    """Until enough machines have come."""
-    last_call: float = 30.0
-    """How long to wait for more, once enough have come."""
-    close: float = 30.0
-    """How long the machine with the store waits at the end for the others to leave."""
-    beat: float = 5.0
-    """Between two signs of life."""
-    beats_missed: int = 3
-    """How many signs of life a machine may miss; then it counts as lost."""
-
-    @property
-    def silence(self) -> float:
-        """After how long a machine counts as lost that gives no sign of life."""
-        return (self.beats_missed + 1) * self.beat
-
-    def outlasting(self, seconds: float) -> MeetingTimes:
-        """The same, but no machine counts as lost that was silent for less than so many seconds."""
-        return replace(self, beats_missed=max(self.beats_missed, math.ceil(seconds / self.beat)))
+_CHECK_SECONDS = 1.0  # between checks for pending requests
 
 
 @dataclass(frozen=True)
@@ -98,8 +74,8 @@ OnEnd = Callable[[int, RoundEnd], object]
 """Hears how the round of that number has ended, while this machine waits for the next one."""
 
 
-class Meeting:
-    """A machine's part. Safe to use from the thread that joins and one that beats."""
+class Participant:
+    """A machine's part. Safe to use from the thread that joins and one that sends heartbeats."""
 
     def __init__(
         self,
@@ -107,10 +83,9 @@ class Meeting:
         run_id: str,
         member: Member,
         size: Size,
-        times: MeetingTimes,
+        conf: RendezvousSettings,
         clock: Callable[[], float] = time.monotonic,
         *,
-        spares: int = 0,
         settings: Settings = (),
         endpoint: str = "the endpoint",
         find_jobs: Callable[[], Sequence[JobRound]] = tuple,
@@ -118,7 +93,7 @@ class Meeting:
     ) -> None:
         """`settings`: what all machines must have been started with alike. `endpoint`: its name, for people.
 
-        `find_jobs` finds the jobs that meet there, this one included.
+        `find_jobs` finds the jobs at that endpoint, this one included.
         """
         self._run_id = run_id
         self._settings = settings
@@ -131,14 +106,13 @@ class Meeting:
         self._register = Register(PrefixStore(self.prefix, store), member.id, size)
         self.member = member
         self.size = size
-        self.times = times
+        self.conf = conf
         self._clock = clock
-        self._has_come = False
-        self._spares = spares
+        self._has_joined = False
         self._sick_named = ""
         self._desk = 0  # where this machine asked to be in a round
         self._round: Round | None = None
-        self._lookout = Lookout(times.beats_missed)
+        self._lookout = Lookout(conf.keep_alive_max_attempt)
 
     @property
     def roster(self) -> Roster:
@@ -180,7 +154,7 @@ class Meeting:
 
         Cheap to ask again and again: one small request.
         """
-        digest = self._look()
+        digest = self._read_digest()
         given_up = self._round is not None and digest.round != self._round.number
         return (given_up and not digest.closed) or digest.wants_restart
 
@@ -191,8 +165,8 @@ class Meeting:
 
     def leave(self, ending: Ending | None = None, close: str = "") -> None:
         """Take no part any more, for the reason of `ending`; `close`: nor shall any other machine."""
-        if self._has_come or close:
-            leave = self.member if self._has_come else None
+        if self._has_joined or close:
+            leave = self.member if self._has_joined else None
             self._register.post(RosterRequest(leave=leave, close=close, ending=ending))
 
     def first_failure(self, seconds: float) -> Ending | None:
@@ -202,9 +176,9 @@ class Meeting:
         """
         met, end = self._round, self._clock() + seconds
         while met is not None:
-            self._look()
+            self._read_digest()
             left = end - self._clock()
-            if ended := self._register.await_end(met.number, min(_LOOK_SECONDS, left)):
+            if ended := self._register.await_end(met.number, min(_CHECK_SECONDS, left)):
                 return ended.first
             if left <= 0:
                 roster = self.roster
@@ -213,8 +187,8 @@ class Meeting:
         return None
 
     def give_up(self) -> None:
-        """Take no part any more, in the middle of it: the others start again."""
-        if self._has_come:
+        """Leave in the middle of a round: the others start again."""
+        if self._has_joined:
             ending = Ending(f"the launcher of {self.member} was told to end", self._keepers_time())
             self._register.post(RosterRequest(leave=self.member, lost=True, ending=ending))
 
@@ -229,9 +203,9 @@ class Meeting:
         ending = Ending(self._sick_named, now)
         digest = self._register.post(RosterRequest(leave=self.member, lost=True, sick=reason, ending=ending))
         seen = self._clock()
-        while not digest.closed and self._clock() < seen + self.times.join:
-            self._register.await_closed(_LOOK_SECONDS * _LOOKS_SELDOM)
-            digest = self._look()
+        while not digest.closed and self._clock() < seen + self.conf.join_timeout:
+            self._register.await_closed(_CHECK_SECONDS * _SELDOM)
+            digest = self._read_digest()
             seen = self._clock() if digest.everybody else seen
 
     def reopen(self) -> None:
@@ -252,14 +226,14 @@ class Meeting:
             if any(now[each] != before.get(each, now[each]) for each in now):
                 raise closed_error(roster.closed)
             looks_in_vain = looks_in_vain + 1 if now.keys() == before.keys() else 0
-            if not now or looks_in_vain > self.times.beats_missed:
+            if not now or looks_in_vain > self.conf.keep_alive_max_attempt:
                 self._reopen_without(set(roster.everybody))
             else:
                 if not before:
                     who = _list(roster.everybody)
                     logger.warning("rallypoint: the last job with this id is over: waiting for %s to go", who)
                 before = now
-                self._pause(self.times.beat)
+                self._pause(self.conf.keep_alive_interval)
 
     def _reopen_without(self, lost: set[Member]) -> None:
         self._register.change(lambda latest: latest.lose(lost, self.size).reopen())
@@ -270,8 +244,8 @@ class Meeting:
             time.sleep(min(_PARTING_SECONDS, left))
 
     def await_others_gone(self) -> bool:
-        """Wait until all others have left; False if that took longer than `times.close`."""
-        end = self._clock() + self.times.close
+        """Wait until all others have left; False if that took longer than `conf.close_timeout`."""
+        end = self._clock() + self.conf.close_timeout
         while True:
             digest = self._others_left()
             if digest.everybody == 0 or (digest.everybody == 1 and digest.scribe == self.member.id):
@@ -285,8 +259,8 @@ class Meeting:
         return self._register.sweep(max(1, self._register.digest().everybody - 1))
 
     def beat(self) -> None:
-        """Give a sign of life, and look for those of others; to be called every `times.beat` seconds."""
-        digest = self._see(self._register.beat())
+        """Send a heartbeat, and check those of others; to be called every `keep_alive_interval` seconds."""
+        digest = self._follow(self._register.beat())
         silent = self._lookout.look(self._register.ring(digest), self._register.beats_of)
         if silent:
             self._lose(silent)
@@ -294,36 +268,36 @@ class Meeting:
     def _lose(self, silent: set[str]) -> None:
         lost = tuple(each for each in self.roster.everybody if each.id in silent)
         if lost:
-            who, silence = "it" if len(lost) == 1 else "them", self.times.silence
+            who, silence = "it" if len(lost) == 1 else "them", self.conf.silence
             text = f"{_list(lost)} gave no sign of life for {silence:.0f} s"
             logger.warning("%s: going on without %s", text, who)
             ending = Ending(text, self._keepers_time() - silence)
             self._register.change(lambda latest: latest.lose(set(lost), self.size, ending))
-            self._register.call_again(lost)
+            self._register.recall(lost)
 
     def _keepers_time(self) -> float:
         """What the clock of the round's keeper shows, as far as this machine knows."""
         return time.time() - (self._round.clock_ahead if self._round is not None else 0.0)
 
-    # Coming together
+    # Joining
 
-    def _look(self) -> Digest:
+    def _read_digest(self) -> Digest:
         """The latest digest."""
-        return self._see(self._register.digest())
+        return self._follow(self._register.digest())
 
-    def _see(self, digest: Digest) -> Digest:
-        """The latest digest. The scribe takes in first what nobody has taken in; so do all while none is."""
+    def _follow(self, digest: Digest) -> Digest:
+        """The latest digest. The scribe folds pending requests in first; so do all while there is none."""
         if digest.scribe in ("", self.member.id):
-            digest = self._register.look_after_lines()
+            digest = self._register.fold_pending()
         if digest.sick not in ("", self._sick_named):
             self._sick_named = digest.sick
             logger.warning("rallypoint: %s", shown(digest.sick, LONGEST_SENTENCE))
         return digest
 
     def _await_assignment(self, before: Round | None, ending: Ending | None) -> Assignment:
-        """Ask to be in the next round, and wait until the one before has ended, then for a place."""
-        is_first = not self._has_come
-        digest = self._come(ending)
+        """Request a place in the next round; wait until the one before has ended, then for the assignment."""
+        is_first = not self._has_joined
+        digest = self._join(ending)
         patience = _Patience(self._clock)
         patience.note(digest)
         # All machines ask the machine with the store: of very many, each more seldom.
@@ -333,29 +307,29 @@ class Meeting:
 
     def _await_answer(self, digest: Digest, patience: _Patience, before: Round | None) -> Assignment:
         while True:
-            seconds = _LOOK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _LOOKS_SELDOM)
-            left = patience.left(self.times.join)
+            seconds = _CHECK_SECONDS * (1 if digest.scribe in ("", self.member.id) else _SELDOM)
+            left = patience.left(self.conf.join_timeout)
             # When that is over and it is still here, enough have come, and there is nothing to hurry for.
             seconds = min(seconds, left) if left > 0 else seconds
             if before is not None:
                 is_over = digest.round != before.number  # then its end is known, unless that machine has died
-                patient = min(seconds, _LOOK_SECONDS) if is_over else seconds
+                patient = min(seconds, _CHECK_SECONDS) if is_over else seconds
                 if (end := self._register.await_end(before.number, patient)) is not None:
                     self._on_end(before.number, end)
                 before = None if is_over or end is not None else before
             assignment = self._register.await_assignment(self.member, seconds) if before is None else None
             if assignment is None:
-                digest = self._look()
+                digest = self._read_digest()
                 patience.note(digest)  # before it is judged: a roster that has just changed is no old one
                 assignment = self._assignment_by(digest, patience)
             if assignment is not None:
                 return assignment
 
-    def _come(self, ending: Ending | None = None) -> Digest:
-        if self._has_come:
+    def _join(self, ending: Ending | None = None) -> Digest:
+        if self._has_joined:
             self._register.forget_assignment(self.member)
             self.member = replace(self.member, visit=self.member.visit + 1)
-        self._has_come = True
+        self._has_joined = True
         return self._ask_for_place(ending)
 
     def _ask_for_place(self, ending: Ending | None = None) -> Digest:
@@ -364,7 +338,7 @@ class Meeting:
             self.member,
             least=least,
             most=most,
-            spares=self._spares,
+            spares=self.conf.spares,
             settings=self._settings,
             ending=ending,
         )
@@ -373,7 +347,7 @@ class Meeting:
         return digest
 
     def _assignment_by(self, digest: Digest, patience: _Patience) -> Assignment | None:
-        """What a machine finds out by itself that has been told nothing: who was to tell it may have died."""
+        """What a machine without an assignment finds out by itself: the writer of it may have died."""
         if digest.closed:
             return assignment_of_refused(closed_error(digest.closed))
         if digest.desk != self._desk:
@@ -384,17 +358,17 @@ class Meeting:
             roster = self.roster
             rank = roster.rank_of(self.member.id)
             return assignment_of(roster, rank, time.time()) if rank is not None else None
-        elif digest.wants_restart and patience.since_change >= self.times.silence:
+        elif digest.wants_restart and patience.since_change >= self.conf.silence:
             return Assignment(again=True)  # harmless if this machine waits for the next round
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
         if digest.present >= self.size.least:
-            if digest.scribe == self.member.id and patience.since_change >= self.times.last_call:
+            if digest.scribe == self.member.id and patience.since_change >= self.conf.last_call_timeout:
                 self._register.change(
                     lambda latest: latest.fill() if len(latest.present) == digest.present else latest
                 )
-        elif patience.left(self.times.join) <= 0:
+        elif patience.left(self.conf.join_timeout) <= 0:
             roster = self.roster
             if len(roster.present) < self.size.least:  # or some have just come
                 self.leave()
@@ -419,10 +393,10 @@ class Meeting:
             self._rivals = rivals or self._rivals
         if count < self.size.least:
             missing = f"{self.size.least - count} of {self.size.least} machines"
-            left = patience.left(self.times.join)
+            left = patience.left(self.conf.join_timeout)
         else:
             missing = f"up to {counted(self.size.most - count, 'more machine')}"
-            left = self.times.last_call - patience.since_change
+            left = self.conf.last_call_timeout - patience.since_change
         where = f"{self._endpoint}{names}"
         return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{rivals}"
 
@@ -448,8 +422,9 @@ class Meeting:
         lost += "".join(f"; {each}" for each in roster.sick)
         # The only reason to wait for an open round is a rank that another machine has.
         rivals = f"; waiting for a rank that is taken: {_list(roster.waiting)}" if roster.waiting else ""
+        seconds = self.conf.join_timeout
         return JoinTimeoutError(
-            f"{len(roster.present)} of {self.size.least} machines connected within {self.times.join:g} s: "
+            f"{len(roster.present)} of {self.size.least} machines connected within {seconds:g} s: "
             f"{_list(roster.present)}{named}{lost}{rivals}{self._rivals}",
             hint="look at the launcher's log on the machines that did not connect: same endpoint, same id, "
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
@@ -494,10 +469,10 @@ class _Patience:
 
 
 class Heartbeat:
-    """Beats for a meeting, in a thread, until it is stopped."""
+    """Sends a participant's heartbeats, in a thread, until it is stopped."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rallypoint heart", daemon=True)
         self._thread.start()
@@ -509,11 +484,11 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             try:
-                self._meeting.beat()
+                self._participant.beat()
             except RallypointError as error:
                 if not self._stopped.is_set():
                     logger.warning("the meeting place does not answer: %s", error.message)
-            if self._stopped.wait(self._meeting.times.beat):
+            if self._stopped.wait(self._participant.conf.keep_alive_interval):
                 return
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rallypoint.cli.printing import print_rows, print_settings_file
 from rallypoint.errors import RallypointError, UsageError
@@ -20,20 +21,20 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.command import Ended, end_as, run_command
 from rallypoint.launch.config import Program, settle, split_arguments
-from rallypoint.launch.delivery import Heard, SignalProbe, end_orphans, to_agent, to_rank
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
-from rallypoint.launch.rendezvous.register import post_death_notice
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
 from rallypoint.launch.schedulers.placement import find_placement, idle_machines
-from rallypoint.launch.stacks.watching import answering, watching
 from rallypoint.launch.tasks import Task, check_is_alone, task_of
 from rallypoint.launch.torchrun import environment_of_job, to_torchrun, variables_of_job
 from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
+
+if TYPE_CHECKING:
+    from rallypoint.launch.delivery import Heard
 
 _FOR_COMMANDS = tuple(each.name for each in OPTIONS if each.for_processes)
 _FOR_TASKS = (*_FOR_COMMANDS, *(each.name for each in OPTIONS if each.for_tasks), "rdzv_id")
@@ -166,22 +167,33 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
     line = _JoinLine(Reports(folder), from_start=is_agent)
     command = _command(settings, target, str(folder / "torchrun"))
     if not is_agent:
+        from rallypoint.launch.stacks.watching import answering, watching  # late: agents import it themselves
+
         environ = answering(environ)
         with watching(folder, environ, _print_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
+        from rallypoint.launch.delivery import to_agent
+
         with _hearing(settings) as heard:
             deliver = to_agent(str(folder), heard)
             ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
-    if is_agent and ended.code < 0 and ended.code != -signal.SIGINT:  # after Ctrl-C, it has given up itself
+    if not is_agent or ended.code == 0:
+        return ended, []
+    from rallypoint.launch.delivery import end_orphans
+    from rallypoint.launch.rendezvous.register import post_death_notice
+
+    if ended.code < 0 and ended.code != -signal.SIGINT:  # after Ctrl-C, it has given up itself
         post_death_notice(folder, f"by signal {signal_name(-ended.code)}")
-    return ended, end_orphans(ended, str(folder)) if is_agent else []
+    return ended, end_orphans(ended, str(folder))
 
 
 def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
     """Run the one rank that this process is to be."""
-    from rallypoint.launch.rendezvous.task_group import run_task  # late: no other job needs it
+    from rallypoint.launch.delivery import to_rank  # late: no other job needs these
+    from rallypoint.launch.rendezvous.task_group import run_task
+    from rallypoint.launch.stacks.watching import answering
 
     given = read_handover(os.environ)._replace(reports=folder)  # this process itself has to report as well
     os.environ.update(given.variables())
@@ -202,6 +214,8 @@ def _hearing(settings: Settings) -> Iterator[Heard]:
     if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
         yield lambda _: False
         return
+    from rallypoint.launch.delivery import SignalProbe
+
     with SignalProbe() as probe:
         yield probe.has_heard
 

@@ -22,6 +22,9 @@ from typing import NamedTuple, NoReturn
 from rallypoint.errors import UsageError
 from rallypoint.exits import ENDED_BY_CONSOLE
 from rallypoint.launch.handover import read_handover
+from rallypoint.launch.switches import can_fork
+from rallypoint.launch.template.preloading import why_unsafe
+from rallypoint.launch.template.template import fork_process
 from rallypoint.store.machine.lifetime import children_end_with_us, lifeline, signal_with_parent
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE
 
@@ -139,6 +142,8 @@ def _start(command: Sequence[str], environ: Mapping[str, str], pipe: int | None)
         if pipe is not None:
             environ = {**environ, **read_handover(environ)._replace(lifeline=pipe).variables()}
             environ.pop(SECRET_VARIABLE, None)  # it is in the pipe, and ranks do not need it
+            if can_fork(environ) and not why_unsafe():
+                return fork_process(command, environ, pipe, _prepare)
             return subprocess.Popen(command, env=environ, pass_fds=[pipe])
         return subprocess.Popen(command, env=dict(environ), preexec_fn=signal_with_parent())
     except OSError as error:
@@ -146,6 +151,13 @@ def _start(command: Sequence[str], environ: Mapping[str, str], pipe: int | None)
             f"cannot start {command[0]!r}: {error.strerror}",
             hint="is it installed, and on the PATH?" if isinstance(error, FileNotFoundError) else "",
         ) from error
+
+
+def _prepare() -> None:
+    """Do what `sitecustomize` does in a process that is started."""
+    import rallypoint_hooks  # type: ignore[import-not-found]  # its folder is on the path of each job
+
+    rallypoint_hooks.prepare()
 
 
 class _SignalForwarder:

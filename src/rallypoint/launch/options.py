@@ -504,8 +504,8 @@ class RendezvousSettings:
     """How long to wait for more machines after that."""
     close_timeout: float = _conf_row(_SECONDS, parse_seconds, 30.0)
     """How long the machine with the store waits at the end for the others to leave."""
-    keep_alive_interval: float = _conf_row(_SECONDS, parse_seconds, 5.0)
-    keep_alive_max_attempt: int = _conf_row("a number", lambda text: max(int(text), 1), 3)
+    keep_alive_interval: float = _conf_row(_SECONDS, parse_seconds, 1.0)
+    keep_alive_max_attempt: int = _conf_row("a number", lambda text: max(int(text), 1), 4)
     """How many heartbeats a machine may miss before it counts as lost."""
     rank: int = _conf_row("a number", int, -1)
     """The machine's rank, if it asks for one."""
@@ -517,6 +517,8 @@ class RendezvousSettings:
     port_range: range = _conf_row("FIRST-LAST, such as 29600-29699", parse_ports, ANY_PORT)
     spares: int = _conf_row("a number", lambda text: max(int(text), 0), 0)
     health: str = _conf_row("auto|quick|full|off", _like("auto|quick|full|off"), "auto")
+    start: str = _conf_row("auto|fork|spawn", _like("auto|fork|spawn"), "")
+    """How ranks are started; empty: as RALLYPOINT_START says."""
     max_restarts: str = _conf_row("a number", lambda text: str(int(text)), "")
     """For comparison with other machines: torch counts the restarts. Empty: not known."""
 

@@ -71,6 +71,11 @@ def start_of(environ: Mapping[str, str] = os.environ) -> Start:
     return parse_choice(Start, text, f"the variable {START_VARIABLE}")
 
 
+def can_fork(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks may be forked here, as far as the user and the system are concerned."""
+    return sys.platform == "linux" and start_of(environ) is not Start.SPAWN
+
+
 def enabling_file() -> Path:
     """If this file exists, every torch of this Python environment uses Rallypoint where it has to."""
     return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"

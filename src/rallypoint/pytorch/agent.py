@@ -9,7 +9,6 @@ uses what is not there.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -21,7 +20,8 @@ from typing import Any
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
 from rallypoint.launch.reports import erase_live_line, exits_of, report_exits
-from rallypoint.pytorch.forking import can_fork, prepare_next_attempt, prepare_template
+from rallypoint.launch.switches import can_fork
+from rallypoint.pytorch.forking import number_of_ranks, prepare_template
 from rallypoint.store.machine.lifetime import on_parent_end
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
 
@@ -169,18 +169,10 @@ def report_ends_of_attempts() -> None:
         result = monitor(agent, group)
         if result.is_failed():
             report_exits(exits_of(result.failures))
-        else:
-            prepare_next_attempt()
         group.spec.rdzv_handler.restarts_left = agent._remaining_restarts - result.is_failed()
         return result
 
     LocalElasticAgent._monitor_workers = watch
-
-
-def number_of_ranks(arguments: Sequence[str]) -> int:
-    """How many ranks torchrun's arguments name; 1 if they use a word for it."""
-    numbers = [re.fullmatch("--nproc-per-node=([0-9]+)", each) for each in arguments]
-    return next((int(each[1]) for each in numbers if each), 1)
 
 
 @contextmanager
@@ -217,7 +209,7 @@ def main() -> None:
     if can_fork():
         with threads_of_ranks(sys.argv[1:]):
             import torch.distributed
-        prepare_template(number_of_ranks(sys.argv[1:]))
+        prepare_template()
     end_with_launcher()  # a thread: the template must have none
     import torch
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry

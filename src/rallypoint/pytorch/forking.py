@@ -8,14 +8,15 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from rallypoint.launch.reports import folder_of
-from rallypoint.launch.switches import PRELOAD_VARIABLE, Start, start_of
+from rallypoint.launch.switches import PRELOAD_VARIABLE, can_fork
 from rallypoint.launch.template.fresh_process import parse_command
 from rallypoint.launch.template.preloading import preloadable
 from rallypoint.launch.template.template import ForkedProcess, Refused, Template, start_template
@@ -30,22 +31,23 @@ _modules_of_template: frozenset[str] | None = None
 _MODULES = "modules.txt"
 
 
-def can_fork(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether ranks may be forked here, as far as the user and the system are concerned."""
-    return sys.platform == "linux" and start_of(environ) is not Start.SPAWN
+def number_of_ranks(arguments: Sequence[str]) -> int:
+    """How many ranks torchrun's arguments name; 1 if they use a word for it."""
+    numbers = [re.fullmatch("--nproc-per-node=([0-9]+)", each) for each in arguments]
+    return next((int(each[1]) for each in numbers if each), 1)
 
 
-def prepare_template(ranks: int = 1) -> None:
+def prepare_template() -> None:
     """Fork the template from this process, which has imported torch and has no other thread yet.
 
-    It forks `ranks` ranks at once, which wait until they are started. If a fork is not safe, log why: the
+    It forks the ranks at once, which wait until they are started. If a fork is not safe, log why: the
     ranks are spawned then.
     """
     global _template
     if _template is not None or not can_fork():
         return
-    if fault := _fault_of_torch():
-        _log_spawn(fault)
+    if reason := _fault_of_torch():
+        _log_spawn(reason)
         return
     found = start_template(_prepare_rank)
     if isinstance(found, Refused):
@@ -56,7 +58,7 @@ def prepare_template(ranks: int = 1) -> None:
     if wanted := [each.strip() for each in os.environ.get(PRELOAD_VARIABLE, "").split(",") if each.strip()]:
         for fault in found.preload_now(wanted):
             logger.warning("rallypoint: %s is not preloaded: %s", fault.package, fault.reason)
-    found.prepare(ranks)
+    found.prepare(number_of_ranks(sys.argv[1:]))
 
 
 def report_modules() -> None:

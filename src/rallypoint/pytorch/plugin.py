@@ -52,7 +52,8 @@ from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place, open_replicated, openness
 from rallypoint.launch.stacks.watching import RankWatch
-from rallypoint.launch.switches import Patch, client_of, patch_of
+from rallypoint.launch.switches import START_VARIABLE, Patch, client_of, patch_of
+from rallypoint.pytorch.forking import prepare_next_attempt, prepare_template
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.rank_route import RankRoute
 from rallypoint.pytorch.substitution import make_store
@@ -92,6 +93,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     def __init__(self, params: RendezvousParameters) -> None:
         take_secret()
         conf = parse_conf(params.config)
+        if conf.start:
+            os.environ[START_VARIABLE] = conf.start
+        prepare_template()  # before there are threads
         size = Size(params.min_nodes, params.max_nodes)
         self._run_id = params.run_id
         has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
@@ -189,6 +193,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         """
         self._failures.log_lost()
         self._joining.announce()
+        prepare_next_attempt()
         if self._look.passed:
             self._look = Deadline(self._look_seconds)
             self._is_well = self._ask(self._meeting.wants_restart, False)

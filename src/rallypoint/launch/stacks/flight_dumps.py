@@ -17,14 +17,15 @@ import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import UsageError
-from rallypoint.explain.events import Event, Kind, Process
-from rallypoint.explain.reported import LAUNCHER
 from rallypoint.launch.stacks.activity import Recorded
 from rallypoint.launch.stacks.folding import is_library_file
 from rallypoint.text import excerpt, named_ranks, printable
+
+if TYPE_CHECKING:
+    from rallypoint.explain.events import Event
 
 _NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
 MOST_BYTES: Final = 1 << 28
@@ -286,6 +287,9 @@ _SAID: Final = {
 
 def as_events(differences: Sequence[Difference]) -> Iterator[Event]:
     """What torch's Flight Recorder shows: ranks apart from the others, or a collective that does not end."""
+    from rallypoint.explain.events import Event, Kind, Process  # late: launchers do not need it
+    from rallypoint.explain.reported import LAUNCHER
+
     for each in differences:
         where = f"group {each.group}, collective {each.number}"
         for rank in each.absent:

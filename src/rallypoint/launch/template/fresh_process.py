@@ -19,6 +19,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
+from itertools import takewhile
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
@@ -29,18 +30,20 @@ class Command(NamedTuple):
     """A Python command line, taken apart."""
 
     is_module: bool
+    is_safe: bool
+    """Whether the folder of the script or the working directory stays off `sys.path`."""
     target: str
     """The path of a script, or the name of a module."""
     arguments: Sequence[str]
 
 
 def parse_command(words: Sequence[str]) -> Command | None:
-    """The command if it is `PYTHON -u [-m] TARGET ...` with this interpreter; None for any other."""
-    if len(words) < 3 or words[0] != sys.executable or words[1] != "-u":
+    """The command if it is `PYTHON [-u] [-P] [-m] TARGET ...` with this interpreter; None for any other."""
+    options = list(takewhile(lambda each: each in ("-u", "-P", "-m"), words[1:]))
+    rest = words[1 + len(options) :]
+    if words[0] != sys.executable or not rest or rest[0].startswith("-") or "-m" in options[:-1]:
         return None
-    if words[2] == "-m":
-        return Command(True, words[3], words[4:]) if len(words) > 3 else None
-    return None if words[2].startswith("-") else Command(False, words[2], words[3:])
+    return Command("-m" in options, "-P" in options, rest[0], rest[1:])
 
 
 def inherited_dispositions() -> dict[int, signal.Handlers]:
@@ -220,8 +223,8 @@ def _set_path(command: Command, old_path: str) -> None:
         first = os.path.abspath(command.target)
     else:
         first = os.path.dirname(os.path.realpath(command.target))
-    unsafe = not os.environ.get("PYTHONSAFEPATH")
-    sys.path[:] = [*([first] if unsafe or _is_package(command.target) else []), *new, *site]
+    is_safe = (command.is_safe or os.environ.get("PYTHONSAFEPATH")) and not _is_package(command.target)
+    sys.path[:] = [*([] if is_safe else [first]), *new, *site]
     importlib.invalidate_caches()
 
 

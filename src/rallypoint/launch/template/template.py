@@ -15,7 +15,8 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from rallypoint.launch.template.fresh_process import (
@@ -36,7 +37,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
 class Prepare(NamedTuple):
     """A request to fork ranks that wait for their command; the answer is the list of all that wait."""
 
-    count: int
+    ranks: int
 
 
 class Start(NamedTuple):
@@ -64,12 +65,26 @@ class ForkedProcess(subprocess.Popen[bytes]):
     def __init__(self, words: Sequence[str], pid: int) -> None:
         self.args = words
         self.pid = pid
-        self.returncode = None  # type: ignore[assignment]  # as while a process runs
+        self.returncode = None  # as while a process runs
         self.stdin = self.stdout = self.stderr = None
         self._child_created = True
         self._waitpid_lock = threading.Lock()
         self._input = None
         self._communication_started = False
+
+
+def fork_process(
+    words: Sequence[str], environ: Mapping[str, str], kept: int, prepare: Callable[[], object]
+) -> ForkedProcess:
+    """Fork this process to be a new Python process, with one more descriptor than the standard streams."""
+    dispositions = inherited_dispositions()
+    if pid := os.fork():
+        return ForkedProcess(words, pid)
+    with _exiting():
+        _close_all_but(kept)
+        forget_loggers()
+        run_as_new_process(words, environ, dispositions, prepare)
+    raise AssertionError  # not reached
 
 
 class Template:
@@ -211,10 +226,9 @@ def start_template(prepare: Callable[[], object] = lambda: None) -> Template | R
     if pid := os.fork():
         theirs.close()
         return Template(pid, ours)
-    try:
+    with _exiting():
         os.setsid()  # signals of the terminal are for the agent and its ranks
         _become_template(theirs, rank_setup)
-    finally:
         os._exit(0)
 
 
@@ -229,12 +243,12 @@ class _RankSetup(NamedTuple):
 
 
 def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(ending, signal.SIG_IGN)
     for number, handler in setup.dispositions.items():
         if callable(signal.getsignal(number)):
             signal.signal(number, handler)
-    _close_all_but(channel)
+    _close_all_but(channel.fileno())
     forget_loggers()
     show_process(["rallypoint: template of ranks"])
     _serve(channel, setup)
@@ -256,7 +270,7 @@ def _serve(channel: socket.socket, setup: _RankSetup) -> None:
                 _succeed(socket.socket(fileno=descriptors[0]), request.modules, setup)
                 os._exit(0)
         elif isinstance(request, Prepare):
-            waiting += _fork_ranks(request.count, setup)
+            waiting += _fork_ranks(request.ranks, setup)
             _send(channel, [each.pid for each in waiting])
         else:
             waiting = waiting or _fork_ranks(1, setup)
@@ -269,7 +283,7 @@ def _serve(channel: socket.socket, setup: _RankSetup) -> None:
 
 def _succeed(channel: socket.socket, modules: Sequence[str], setup: _RankSetup) -> None:
     """Import modules, and become the template unless one of them makes that unsafe."""
-    _close_all_but(channel)
+    _close_all_but(channel.fileno())
     found = import_all(modules)
     _send(channel, found or os.getpid())
     if found is None:
@@ -292,7 +306,8 @@ def _fork_ranks(count: int, setup: _RankSetup) -> list[_Waiting]:
             this = os.getpid()
             for _, theirs in pairs:
                 if os.fork() == 0:
-                    _await_start(theirs, this, setup)
+                    with _exiting():
+                        _await_start(theirs, this, setup)
         finally:
             os._exit(0)
     os.waitpid(intermediate, 0)
@@ -320,7 +335,7 @@ def _start_rank(waiting: list[_Waiting], request: Start, streams: Sequence[int])
 
 def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -> NoReturn:
     """A rank: wait for the command, and become it."""
-    _close_all_but(channel)
+    _close_all_but(channel.fileno())
     while os.getppid() == intermediate:  # it exits at once, and then the agent is the parent
         time.sleep(0.0002)
     os.setsid()
@@ -341,10 +356,21 @@ def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -
 # Between both -----------------------------------------------------------------------------------------------
 
 
-def _close_all_but(channel: socket.socket) -> None:
+@contextlib.contextmanager
+def _exiting() -> Iterator[NoReturn]:
+    """In a fork: never return to the code of the process that was forked. An exception is printed."""
+    try:
+        yield  # type: ignore[misc]
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _close_all_but(kept: int) -> None:
     """Close all descriptors but this one and the standard streams."""
-    os.closerange(_STREAMS, channel.fileno())
-    os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(_STREAMS, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _adopt(adopts: bool) -> None:

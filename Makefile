@@ -75,11 +75,11 @@ docs: $(VENV)/.docs   ## the pages of docs/ as a site in build/site; a dead link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP) tools ## all measurements, quickly, against torch's own servers and redis
-	$(BIN)/rallypoint bench all --quick
+	$(BIN)/python -m benchmarks all --quick
 
 bench-full: $(STAMP) tools ## all measurements in full, to 98,304 ranks, and the page with its figures
-	$(BIN)/rallypoint bench all --json docs/benchmarks.json
-	$(BIN)/rallypoint bench page docs/benchmarks.json --output docs/benchmarks.md
+	$(BIN)/python -m benchmarks all --json docs/benchmarks.json
+	$(BIN)/python -m benchmarks page docs/benchmarks.json --output docs/benchmarks.md
 
 explain-score: $(STAMP) ## how well explain does on the logs of tests/explain/corpus that nobody works with
 	$(BIN)/python tests/tools/explain_score.py

@@ -151,6 +151,8 @@ def faults_of(found: list[Import]) -> list[str]:
 
 def _fault(found: Import) -> str:
     top = found.target.partition(".")[0]
+    if top == "benchmarks":
+        return "the package is used without the full benchmark"
     if top == "torch" and found.part != "pytorch":
         return "only pytorch/ may import torch"
     if _is_pure(found.module) and top in IMPURE_MODULES:
@@ -248,6 +250,7 @@ def test_a_circle_is_found_however_it_is_hidden(tmp_path: Path) -> None:
         ("client/x.py", "def late():\n    import torch.distributed", "torch"),
         ("pytorch/x.py", "import torch", None),
         ("bench/x.py", "from rallypoint.pytorch import x", None),
+        ("bench/x.py", "from benchmarks.targets import x", "without the full benchmark"),
         ("watch/x.py", "from rallypoint.diagnose import x", "sideways"),
         ("cli/x.py", "import rallypoint\nfrom rallypoint import __version__", None),
         ("store/server/x.py", "from rallypoint.store import doors", "no place"),

@@ -24,8 +24,7 @@ from engines import (
     is_open,
     redis_cluster,
 )
-from rallypoint.bench.clients import connect
-from rallypoint.bench.dialects import TORCH
+from rallypoint.bench.clients import TORCH, connect
 from rallypoint.bench.machine import resident_bytes
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import pytest
 
-from rallypoint.bench.servers import RedisServer
+from benchmarks.targets import RedisTarget
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.hosting import host_server
 from raw import SECONDS, server_of_torch, until
@@ -37,7 +37,15 @@ def serving(store: str) -> Iterator[int]:
         with server_of_torch(store == "torch-libuv") as port:
             yield port
         return
-    server = RedisServer() if store == "redis" else host_server("127.0.0.1", 0, backend=Choice(store))
+    if store == "redis":
+        target = RedisTarget("redis")
+        try:
+            target.start()
+            yield target.port
+        finally:
+            target.stop()
+        return
+    server = host_server("127.0.0.1", 0, backend=Choice(store))
     try:
         yield server.port
     finally:

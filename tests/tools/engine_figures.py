@@ -22,8 +22,7 @@ from pathlib import Path
 from engines import await_that, etcd_cluster, free_ports, is_open, redis_cluster
 from processes import serving
 from rallypoint.bench import machine
-from rallypoint.bench.clients import BusyClients
-from rallypoint.bench.dialects import TORCH, Dialect, Exchange
+from rallypoint.bench.clients import TORCH, BusyClients, Dialect, Exchange
 from survival import FrontEnd, front_end
 
 

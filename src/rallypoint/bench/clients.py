@@ -1,4 +1,7 @@
-"""Clients of a store: single ones, and some that always have a request in flight.
+"""Clients of a store: their protocol, single clients, and some that always have a request in flight.
+
+The requests and replies are spelled out here, not taken from the wire package: a mistake there would then be
+on both sides of the connection, where no measurement could see it.
 
 What a load spends per operation must be less than what any server spends, else one measures the load. So
 busy clients poll nothing: a blocking read and a write per client, round and round, are all there is.
@@ -6,16 +9,16 @@ busy clients poll nothing: a blocking read and a write per client, round and rou
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from rallypoint.bench.dialects import TORCH, Dialect, Exchange
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import Line, Load, Stopwatch, obey, own_line
+from rallypoint.bench.workers import Load, Stopwatch
 from rallypoint.store.machine.ports import client_ports
 
 HOST: Final = "127.0.0.1"
@@ -24,9 +27,79 @@ VALUE: Final = b"sixteen bytes..."
 ANSWER_LIMIT_S: Final = 120
 """How long a client waits for any answer before it calls that a fault."""
 
-_CHUNK: Final = 1 << 20
 _IP_LOCAL_PORT_RANGE: Final = 51  # Linux 6.3; Python has no name for it
 _IP_BIND_ADDRESS_NO_PORT: Final = 24  # Python has a name for it from 3.12 on
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request, and the reply that is right."""
+
+    request: bytes
+    reply: bytes
+
+
+class Dialect:
+    """The requests of a client and the right replies; here, in the protocol of torch's TCPStore and ours."""
+
+    number_size = 8
+    """How long the reply to `add` is; 0: until the end of a line."""
+
+    _NONCE = 0x52414C4C
+    _PING = struct.pack("<BI", 13, _NONCE)
+    _PONG = struct.pack("<I", _NONCE)
+    hello = Exchange(struct.pack("<BI", 0, 0x3C85F7CE) + _PING, _PONG)
+    """The first exchange of a new client."""
+
+    def get(self, key: bytes, value: bytes) -> Exchange:
+        """Read a key that has that value."""
+        return Exchange(b"\x03" + self._blob(key), self._blob(value))
+
+    def exists(self, key: bytes) -> Exchange:
+        """Ask whether a key is there. It has to be."""
+        return Exchange(b"\x05" + self._counted([self._blob(key)]), b"\x00")
+
+    def store(self, key: bytes, value: bytes) -> Exchange:
+        """Store a value, and see it done."""
+        return self._seen_done(self._set(key, value))
+
+    def add(self, key: bytes, amount: int) -> bytes:
+        """The request that adds to a counter."""
+        return b"\x04" + self._blob(key) + struct.pack("<q", amount)
+
+    def number(self, value: int) -> bytes:
+        """The reply that says what a counter has become."""
+        return struct.pack("<q", value)
+
+    def value_of(self, reply: bytes) -> int:
+        """The value of a counter in that reply; BenchError if the reply has none."""
+        return int.from_bytes(reply, "little", signed=True)
+
+    def wait(self, key: bytes) -> Exchange:
+        """Wait until somebody has released a key."""
+        return Exchange(b"\x06" + self._counted([self._blob(key)]), b"\x00")
+
+    def release(self, key: bytes) -> bytes:
+        """The request that ends all waits for a key, of now and later; there is no reply."""
+        return self._set(key, b"1")
+
+    def _seen_done(self, request: bytes) -> Exchange:
+        return Exchange(request + self._PING, self._PONG)
+
+    def _set(self, key: bytes, value: bytes) -> bytes:
+        return b"\x01" + self._blob(key) + self._blob(value)
+
+    @staticmethod
+    def _blob(data: bytes) -> bytes:
+        return struct.pack("<Q", len(data)) + data
+
+    @staticmethod
+    def _counted(items: Iterable[bytes]) -> bytes:
+        whole = list(items)
+        return struct.pack("<Q", len(whole)) + b"".join(whole)
+
+
+TORCH: Final = Dialect()
 
 
 def connect(port: int, dialect: Dialect, host: str = HOST) -> socket.socket:
@@ -94,39 +167,6 @@ def leave(clients: Iterable[socket.socket]) -> None:
         client.close()
 
 
-def converse(client: socket.socket, exchange: Exchange) -> None:
-    """Send a request of any size while its reply is read and checked: neither side can block the other."""
-    reply = bytearray()
-    size = len(exchange.reply)
-    unsent = memoryview(exchange.request)
-    client.setblocking(False)
-    poll = select.poll()
-    poll.register(client, select.POLLIN | select.POLLOUT)
-    while unsent or len(reply) < size:
-        ready = poll.poll(ANSWER_LIMIT_S * 1000)
-        if not ready:
-            raise BenchError("a big request got no answer in time")
-        try:
-            if ready[0][1] & select.POLLOUT and unsent:
-                unsent = unsent[client.send(unsent[:_CHUNK]) :]
-                if not unsent:
-                    poll.modify(client, select.POLLIN)
-            if ready[0][1] & ~select.POLLOUT:
-                _take(client, reply)
-        except OSError as error:
-            raise BenchError(f"a big request lost its connection: {error}") from error
-    if reply != exchange.reply:
-        raise BenchError(f"a request of {len(exchange.request):,} bytes got a wrong answer")
-
-
-def _take(client: socket.socket, reply: bytearray) -> None:
-    """Add what has arrived to the reply."""
-    piece = client.recv(_CHUNK)
-    if not piece:
-        raise BenchError("a connection was closed before its reply was complete")
-    reply += piece
-
-
 # What clients ask again and again
 
 Ask = Callable[[Dialect, int, int], Exchange]
@@ -151,11 +191,6 @@ def exists(dialect: Dialect, _: int, __: int) -> Exchange:
 def add(dialect: Dialect, number: int, turn: int) -> Exchange:
     """Each adds to a counter of its own: so the right reply is known."""
     return Exchange(dialect.add(b"/bench/counter/%d" % number, 1), dialect.number(turn))
-
-
-def give_up(_: Dialect, __: int, ___: int) -> Exchange:
-    """Each waits for a key that nobody sets, and gives up."""
-    return TORCH.give_up(b"/bench/missing")
 
 
 class BusyClients:
@@ -229,7 +264,7 @@ class BusyClients:
 class BusyWorker:
     """Busy clients in a process of their own."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         self._line = line
 
     def connect(self, port: int, dialect: Dialect, count: int, first: int = 0) -> None:
@@ -240,8 +275,3 @@ class BusyWorker:
         load = self._clients.run(self._line.poll, ask, per_request)
         self._line.recv()
         return {"load": load, "taken": self._clients.taken}
-
-
-if __name__ == "__main__":
-    line = own_line()
-    obey(BusyWorker(line), line)

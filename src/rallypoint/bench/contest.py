@@ -8,28 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Protocol, TypeVar
+from operator import methodcaller
+from typing import Protocol
 
 from rallypoint.bench import machine
-from rallypoint.bench.results import BenchError, Entry, Record, Results, Sample, Unit, title
-from rallypoint.bench.servers import TorchHost, redis_version
-from rallypoint.bench.targets import Target, make_target
+from rallypoint.bench.results import BenchError, Entry, Record, Results, Sample, Unit
+from rallypoint.bench.targets import Target
 from rallypoint.bench.workers import Load
 
-_Done = TypeVar("_Done")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The CPU time and other costs of some work to a target."""
-
-    cpu: float
-    extras: dict[str, float]
-
-    def sample(self, value: float, load: Load) -> Sample:
-        """The result of a round that did this work."""
-        per_operation, share = self.cpu / load.operations, self.cpu / load.seconds
-        return Sample(value, per_operation, share, load.share, load.p50, load.p99, extras=self.extras)
+Kinds = Mapping[str, type[Target]]
+"""The targets that can take part, by name."""
 
 
 class Session(ABC):
@@ -59,13 +47,19 @@ class Session(ABC):
         self.resources.close()
         self.target.stop()
 
-    def metered(self, work: Callable[[], _Done]) -> tuple[_Done, Cost]:
-        """Do some work; return also what the target spent meanwhile."""
+    def metered(self, work: Callable[[], Load]) -> Sample:
+        """The sample of a load, with what the target spent meanwhile."""
         counters, cpu = self.target.counters(), self.target.cpu_seconds()
-        done = work()
+        load = work()
         cpu = self.target.cpu_seconds() - cpu
         after = self.target.counters()
-        return done, Cost(cpu, {name: after[name] - counters[name] for name in counters})
+        extras = {name: after[name] - counters[name] for name in counters}
+        per_operation, share = cpu / load.operations, cpu / load.seconds
+        return Sample(self.value(load), per_operation, share, load.share, load.p50, load.p99, extras=extras)
+
+    def value(self, load: Load) -> float:
+        """The figure that the record is about."""
+        return load.seconds
 
 
 @dataclass(frozen=True)
@@ -87,6 +81,9 @@ class Measurement:
     rounds: int = 5
     seconds: float = 0.0
     """How long a round is to last; 0: until its work is done."""
+    sizes: tuple[int, ...] = ()
+    """The usual numbers of ranks; none: it has no ranks."""
+    quick_sizes: tuple[int, ...] = ()
     ranks: int = 0
 
     def record(self) -> Record:
@@ -108,12 +105,12 @@ class Watcher(Protocol):
 class Contest:
     """A measurement in progress."""
 
-    def __init__(self, measurement: Measurement, torch: TorchHost, watcher: Watcher) -> None:
+    def __init__(self, measurement: Measurement, kinds: Kinds, watcher: Watcher) -> None:
         self._measurement = measurement
         self._watcher = watcher
         self.record = measurement.record()
         self._sessions = {
-            name: measurement.session(make_target(name, torch, measurement.ranks), measurement)
+            name: measurement.session(kinds[name](name, measurement.ranks), measurement)
             for name in measurement.targets
         }
 
@@ -124,10 +121,10 @@ class Contest:
                 resources.callback(session.close)
             # All servers first: once thousands of ranks have ports, there may be none left to listen on.
             for name in list(self._sessions):
-                self._attempt(name, self._start)
+                self._attempt(name, methodcaller("start"))
             for name in list(self._sessions):
                 self._watcher.begin(self._measurement, name, 0)
-                self._attempt(name, self._open)
+                self._attempt(name, methodcaller("open"))
             for number in range(1, self._measurement.rounds + 1):
                 for name in in_turn(list(self._sessions), number):
                     self._watcher.begin(self._measurement, name, number)
@@ -135,22 +132,15 @@ class Contest:
 
     def _attempt(self, name: str, work: Callable[[Session], None]) -> None:
         """Do something with a target; one that fails is left out from there on."""
+        begun, session = time.monotonic(), self._sessions[name]
         try:
-            work(self._sessions[name])
+            work(session)
         except (BenchError, OSError) as error:
             self._fail(name, str(error))
         except Exception as error:  # of ours, most likely: the others can still be measured
             self._fail(name, f"{type(error).__name__}: {error}")
-
-    def _start(self, session: Session) -> None:
-        begun = time.monotonic()
-        session.start()
-        session.start_seconds = time.monotonic() - begun
-
-    def _open(self, session: Session) -> None:
-        begun = time.monotonic()
-        session.open()
-        session.start_seconds += time.monotonic() - begun
+        if work != self._round:
+            session.start_seconds += time.monotonic() - begun
 
     def _round(self, session: Session) -> None:
         self.record.entries[session.target.name].samples.append(session.round())
@@ -165,7 +155,7 @@ class Contest:
             fault = f"{fault}; {death}"
         self.record.entries[name].fault = fault
         session.close()
-        self._watcher.drop(name, f"{title(self.record)}: {fault}")
+        self._watcher.drop(name, f"{self.record.title}: {fault}")
 
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:
@@ -175,31 +165,26 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
     return turned[::-1] if number % 2 else turned
 
 
-# A whole run
-
-
 def new_results(command: str, notes: Sequence[str]) -> Results:
     """Results with nothing measured yet, but all that is known of the machine."""
     return Results(
         command,
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine.facts(),
-        versions={**machine.versions(), "redis": redis_version()},
+        versions=machine.versions(),
         limits=machine.limits(),
         notes=list(notes),
     )
 
 
-def measure(measurements: Sequence[Measurement], results: Results, watcher: Watcher) -> None:
+def measure(measurements: Sequence[Measurement], kinds: Kinds, results: Results, watcher: Watcher) -> None:
     """Measure all of this; an interruption goes on when every process has been ended."""
     begun = time.monotonic()
     try:
-        with ExitStack() as resources:
-            torch = TorchHost(resources)
-            for measurement in measurements:
-                contest = Contest(measurement, torch, watcher)
-                results.records.append(contest.record)
-                contest.run()
+        for measurement in measurements:
+            contest = Contest(measurement, kinds, watcher)
+            results.records.append(contest.record)
+            contest.run()
     except KeyboardInterrupt:
         results.interrupted = True
         raise

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 import rallypoint
 from rallypoint.build import in_use
-from rallypoint.errors import UsageError
 from rallypoint.store.machine.ports import accept_backlog, client_ports, syn_backlog
 from rallypoint.store.machine.resources import installed
 
@@ -19,26 +19,6 @@ SPARE_FILES: Final = 256
 """Files of a process besides its connections."""
 
 CORES_PER_PROCESS: Final = 4
-
-
-def check_system() -> None:
-    """UsageError where the measurements cannot run."""
-    if sys.platform != "linux":
-        raise UsageError(
-            f"rallypoint bench needs Linux, and this is {platform.system()}",
-            hint="it reads CPU times and memory from /proc, and simulates ranks with epoll",
-        )
-
-
-def raise_open_file_limit() -> None:
-    """Raise the limit of open files to its maximum: the servers and the processes of the load inherit it."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-# Processes
 
 
 def cpu_seconds(pid: int) -> float:
@@ -49,27 +29,14 @@ def cpu_seconds(pid: int) -> float:
             with open(f"{task.path}/schedstat", encoding="utf-8") as text:
                 spent += int(text.read().split()[0])
     except OSError:  # a system without schedstat: coarser, but there
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
     return spent / 1e9
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started with its main thread, and that have not ended."""
-    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split())]
 
 
 def resident_bytes(pid: int) -> int:
     """The memory that a process holds."""
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return psutil.Process(pid).memory_info().rss
 
 
 def open_files(pid: int) -> int:
@@ -77,12 +44,12 @@ def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-# Limits
+def raise_open_file_limit() -> None:
+    """Raise the limit of open files to its maximum: the servers and the processes of the load inherit it."""
+    import resource
 
-
-def spare_processes() -> int:
-    """How many processes a load may have, so that enough cores are left for the server."""
-    return max(1, len(os.sched_getaffinity(0)) // CORES_PER_PROCESS)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def most_connections() -> int:
@@ -94,19 +61,12 @@ def most_connections() -> int:
 
 def available_bytes() -> int:
     """How much memory there is for new processes."""
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 62  # a kernel that does not say
+    return psutil.virtual_memory().available
 
 
-def dropped_connects() -> int:
-    """How many connects this system has dropped so far because a backlog was full; they try again later."""
-    names, values = Path("/proc/net/netstat").read_text(encoding="utf-8").splitlines()[:2]
-    return int(dict(zip(names.split(), values.split(), strict=True))["ListenOverflows"])
-
-
-# Facts
+def spare_processes() -> int:
+    """How many processes a load may have, so that enough cores are left for the server."""
+    return max(1, len(os.sched_getaffinity(0)) // CORES_PER_PROCESS)
 
 
 def facts() -> dict[str, str]:
@@ -116,13 +76,13 @@ def facts() -> dict[str, str]:
     return {
         "cores": str(len(os.sched_getaffinity(0))),
         "processor": next(models, "unknown"),
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / (1 << 30):.0f} GiB",
+        "memory": f"{psutil.virtual_memory().total / (1 << 30):.0f} GiB",
         "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
     }
 
 
 def versions() -> dict[str, str]:
-    """The versions of all software that takes part, except redis."""
+    """The versions of the software that takes part."""
     arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
     optimised = "with" if "--enable-optimizations" in arguments else "without"
     return {

@@ -7,8 +7,6 @@ request when the reply to the one before has come. All replies are checked when 
 The ranks of one machine stand next to each other, and begin so, a few microseconds apart. Either all begin
 before any goes on, or the next ones begin when most of those before them have been counted: as in a job
 whose ranks do not come all at the same moment, only the last ones then find the count full.
-
-A crowd are ranks that connect all at the same moment, and only say hello.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from rallypoint.bench.clients import HOST, come_from, connect, leave, port_range, seek_port_quickly
-from rallypoint.bench.dialects import TORCH, Dialect
+from rallypoint.bench.clients import TORCH, Dialect, come_from, leave, port_range, seek_port_quickly
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import Load, Stopwatch, obey, own_line, together
+from rallypoint.bench.workers import Load, Stopwatch, together
 
 BEGIN_TOGETHER: Final = 64
 """How many ranks begin before the others are looked at."""
@@ -35,11 +32,7 @@ UNCOUNTED: Final = 512
 """How many may have begun without being counted, unless all begin at once: less than any backlog."""
 
 CONNECT_LIMIT_S: Final = 20
-MOST_TRIES: Final = 10
-"""How often, on average, the ranks of a crowd may be turned away."""
-
 DONE: Final = -1  # in place of a step
-CONNECTING: Final = -2
 READ_BYTES: Final = 512  # more than any reply: what is too much shows
 
 RanksAt = tuple[str, int, str, int]
@@ -97,19 +90,15 @@ def wait(dialect: Dialect, key: bytes) -> Step:
 class Swarm:
     """The ranks of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self._dialect: Dialect = TORCH
         self._ranks: dict[int, socket.socket] = {}  # by descriptor
-        self._step: list[int] = []  # by descriptor: which reply it waits for; or DONE, or CONNECTING
+        self._step: list[int] = []  # by descriptor: which reply it waits for; or DONE
         self._since: list[float] = []  # by descriptor: when it began
         self._taken: array[float] = array("d")  # of those that are done
         self._pieces: dict[int, bytes] = {}  # by descriptor: of a reply that came in pieces
         self._poll = select.epoll()
         self._ports = port_range()
-        self._crowd_at: tuple[str, int] | None = None
-        self._turned_away = 0
-        self._waiting: list[Step] = []
-        self._releaser: socket.socket | None = None
 
     def connect(self, dialect: Dialect, places: Sequence[RanksAt], limit_s: float) -> Answer:
         """Bring up ranks at each place."""
@@ -134,50 +123,10 @@ class Swarm:
         self._run(f"barrier {name}", steps, len(self._ranks), deadline, arrive, uncounted, together=True)
         return self._answer(watch, counted=steps[0], seen=steps[1])
 
-    def wait(self, key: str) -> None:
-        """Let all ranks wait for a key; the client that is to wake them connects as well."""
-        if self._releaser is None:
-            host, port = next(iter(self._ranks.values())).getpeername()
-            self._releaser = connect(port, self._dialect, host)
-        self._waiting = [wait(self._dialect, key.encode())]
-        arrive = self._beginning(self._waiting[0])
-        for start in range(0, len(self._ranks), BEGIN_TOGETHER):
-            arrive(start)
-
-    def check_asleep(self) -> None:
-        """Raise if a rank does not wait any more."""
-        if early := self._poll.poll(0):
-            raise BenchError(f"{len(early):,} ranks did not wait for the key")
-
-    def wake(self, key: str, release: bool, since: float, limit_s: float) -> Answer:
-        """See all ranks wake up, and how long after `since`; `release`: this process wakes them."""
-        watch = Stopwatch()
-        for file in self._ranks:
-            self._since[file] = since
-        if release:
-            assert self._releaser
-            self._releaser.send(self._dialect.release(key.encode()))
-        self._run("waking up", self._waiting, len(self._ranks), since + limit_s)
-        return self._answer(watch)
-
-    def gather(self, dialect: Dialect, port: int, count: int) -> None:
-        """Make the sockets of a crowd."""
-        self._dialect, self._crowd_at, self._turned_away = dialect, (HOST, port), 0
-        for _ in range(count):
-            self._make_socket().setblocking(False)
-
-    def arrive(self, limit_s: float) -> Answer:
-        """Connect the crowd at once; when each has its answer, also `turned_away`: how many were reset."""
-        watch, start = Stopwatch(), time.monotonic()
-        for file in list(self._ranks):
-            self._connect_soon(file, start)
-        self._run("arriving", come_up(self._dialect)[:1], len(self._ranks), start + limit_s)
-        return {**self._answer(watch), "turned_away": self._turned_away}
-
     def leave(self) -> None:
         """Disconnect all."""
-        leave([*self._ranks.values(), *([self._releaser] if self._releaser else [])])
-        self._ranks, self._releaser, self._crowd_at = {}, None, None
+        leave(self._ranks.values())
+        self._ranks = {}
 
     def _make_socket(self) -> socket.socket:
         rank = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -203,34 +152,6 @@ class Swarm:
         self._step[file] = 0
         self._poll.register(file, select.EPOLLIN)
         os.write(file, hello)
-
-    def _connect_soon(self, file: int, since: float) -> None:
-        """Begin to connect; the first event of the socket tells that it is done."""
-        assert self._crowd_at
-        self._step[file], self._since[file] = CONNECTING, since
-        self._ranks[file].connect_ex(self._crowd_at)
-        self._poll.register(file, select.EPOLLOUT)
-
-    def _greet(self, file: int, hello: bytes) -> None:
-        """A rank of the crowd has connected."""
-        try:
-            os.write(file, hello)
-        except ConnectionRefusedError as error:
-            raise BenchError(f"nobody listens for new clients: {error}") from error
-        self._step[file] = 0
-        self._poll.modify(file, select.EPOLLIN)
-
-    def _come_again(self, file: int) -> None:
-        """A reset is no answer of a crowd, and no fault: torch's client tries again as well."""
-        self._turned_away += 1
-        if self._turned_away > MOST_TRIES * len(self._ranks):
-            raise BenchError(f"new clients were turned away {self._turned_away:,} times")
-        since, self._step[file] = self._since[file], DONE
-        self._pieces.pop(file, None)
-        self._ranks.pop(file).close()
-        rank = self._make_socket()
-        rank.setblocking(False)
-        self._connect_soon(rank.fileno(), since)
 
     def _beginning(self, first: Step) -> Arrive:
         """How ranks that are connected begin with a step."""
@@ -286,21 +207,9 @@ class Swarm:
         at, since, pieces = self._step, self._since, self._pieces
         requests = [step.request for step in steps]
         last = len(steps) - 1
-        events = self._poll.poll(max(0.0, deadline - clock()))
-        if not events:
-            raise BenchError("time is up")
-        for file, _ in events:
+        for file, _ in self._await_events(deadline):
             number = at[file]
-            try:
-                if number == CONNECTING:
-                    self._greet(file, requests[0])
-                    continue
-                data = read(file, READ_BYTES)
-            except (ConnectionResetError, BrokenPipeError):
-                if not self._crowd_at:
-                    raise
-                self._come_again(file)
-                continue
+            data = read(file, READ_BYTES)
             step = steps[number]
             if len(data) != step.size or pieces or number < 0:
                 whole = self._whole(file, data, step)
@@ -316,6 +225,13 @@ class Swarm:
             else:
                 at[file] = number = number + 1
                 write(file, requests[number])
+
+    def _await_events(self, deadline: float) -> list[tuple[int, int]]:
+        """The sockets that can go on."""
+        events = self._poll.poll(max(0.0, deadline - time.monotonic()))
+        if not events:
+            raise BenchError("time is up")
+        return events
 
     def _whole(self, file: int, data: bytes, step: Step) -> bytes | None:
         """A reply that may have come in pieces, or is a line, if it is whole now."""
@@ -345,10 +261,6 @@ class Swarm:
 
 
 def load_of(answers: Sequence[Answer]) -> Load:
-    """The load of all processes of a swarm."""
+    """The load of several processes."""
     taken = [seconds for answer in answers for seconds in answer["taken"]]
     return together([answer["load"] for answer in answers], taken)
-
-
-if __name__ == "__main__":
-    obey(Swarm(), own_line())

@@ -1,79 +1,73 @@
-"""The servers under measurement as a load sees them: where its ranks connect, and what the server spends."""
+"""The servers under measurement, each a process of its own: where ranks connect, and what it spends."""
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import ExitStack
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from rallypoint.bench import machine
-from rallypoint.bench.clients import HOST
-from rallypoint.bench.names import BY_NAME, RELAY
-from rallypoint.bench.results import BenchError
-from rallypoint.bench.servers import KINDS, START_LIMIT_S, Server, TorchHost
-from rallypoint.bench.swarm import RanksAt
-from rallypoint.bench.workers import Worker, ask_all, ask_each, start
-from rallypoint.store.machine import ports as system_ports
+import psutil
 
+from rallypoint.bench import machine
+from rallypoint.bench.clients import HOST, TORCH, Dialect
+from rallypoint.bench.results import BenchError
+from rallypoint.bench.swarm import RanksAt
+from rallypoint.bench.workers import Worker, start
+from rallypoint.store.machine import ports as system_ports
+from rallypoint.store.relay.hosting import host_store
+from rallypoint.store.server.loops.backend import Choice
+
+START_LIMIT_S: Final = 60.0
 LEAVE_LIMIT_S: Final = 60.0
 SPARE_FILES: Final = 8
 """Files that a server may open for itself, besides connections."""
 
-PER_RELAY: Final = 8
-"""How many ranks a relay has: those of a machine with eight accelerators."""
 
-FILES_PER_RELAY: Final = 2
-"""A relay has one file to listen, and one upstream."""
+class Target(ABC):
+    """A server under measurement; the second word of its name is its backend."""
 
+    dialect: Dialect = TORCH
+    needs = ""
+    """A Python package or a program that has to be installed."""
+    is_relayed = False
+    """Whether ranks connect to relays: then they are not bounded by the files of one process."""
 
-class Target:
-    """A server under measurement."""
-
-    def __init__(self, name: str, torch: TorchHost) -> None:
+    def __init__(self, name: str, ranks: int = 0) -> None:
         self.name = name
-        self.dialect = KINDS[name].dialect
-        self.torch = torch
+        self.backend = name.split("-")[-1]
+        self.ranks = ranks
+        """For how many ranks it is; 0: for a few clients."""
+        self.pid = 0
+        """The server's process; 0 while there is none."""
         self.port = 0
         """Where clients connect."""
-        self._server: Server | None = None
 
-    @property
-    def pid(self) -> int:
-        """The server's process; 0 while there is none."""
-        return self._server.pid if self._server else 0
+    @abstractmethod
+    def start(self) -> None:
+        """Start it; after that, it answers."""
 
-    @property
+    @abstractmethod
+    def stop(self) -> None:
+        """End it, if it has been started."""
+
     def pids(self) -> list[int]:
-        """The server's process, and its workers."""
-        return [self.pid, *(machine.children(self.pid) if self.name in BY_NAME else ())]
+        """The processes whose costs are the server's."""
+        return [self.pid]
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""
-        return sum(map(machine.cpu_seconds, self.pids))
+        return sum(map(machine.cpu_seconds, self.pids()))
 
     def resident_bytes(self) -> int:
         """The memory that it holds."""
-        return sum(map(machine.resident_bytes, self.pids))
+        return sum(map(machine.resident_bytes, self.pids()))
 
     def open_files(self) -> int:
         """How many file descriptors it holds."""
-        return sum(map(machine.open_files, self.pids))
-
-    def start(self) -> None:
-        """Start it; after that, it answers."""
-        self._server = KINDS[self.name].serve(self.torch)
-        self.port = self._server.port
-
-    def renew(self) -> None:
-        """Make it anew, on the same port, with nothing in it."""
-        assert self._server
-        self._server = self._server.renew()
-
-    def stop(self) -> None:
-        """End it, if it has been started."""
-        if self._server:
-            self._server.release()
-        self._server = None
+        return sum(map(machine.open_files, self.pids()))
 
     def places(self, ranks: int) -> list[RanksAt]:
         """Where ranks connect, and from which addresses: one address has not enough ports for all."""
@@ -84,10 +78,14 @@ class Target:
         sources = ["", *(f"127.1.{1 + number // 250}.{1 + number % 250}" for number in range(len(counts)))]
         return [(HOST, self.port, source, count) for source, count in zip(sources, counts, strict=False)]
 
+    def last_words(self) -> str:
+        """The end of its log, if that does not go to standard error."""
+        return ""
+
     def check_alive(self) -> None:
         """Raise if the server has been started, and its process has ended."""
-        if self._server and not machine.is_alive(self.pid):
-            raise BenchError(f"{self.name} died; {self._server.last_words()}".removesuffix("; "))
+        if self.pid and not is_alive(self.pid):
+            raise BenchError(f"{self.name} died; {self.last_words()}".removesuffix("; "))
 
     def await_open_files(self, at_most: int) -> None:
         """Wait until it has noticed that clients left: until it holds hardly more descriptors than this."""
@@ -108,81 +106,116 @@ class Target:
             time.sleep(0.1)
             before, now = now, self.cpu_seconds()
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 - most have nothing to do
         """Let what follows from the last load happen before the next is measured."""
 
     def counters(self) -> dict[str, float]:
-        """Further counters since its start; without relays, none."""
+        """Further counters since its start."""
+        return {}
+
+    def size(self) -> dict[str, float]:
+        """Further figures while its ranks are connected."""
         return {}
 
 
-class BehindRelays(Target):
-    """A server of ours, and a relay for each machine of a job, many in a process.
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
-    A load without ranks has one relay, which all of its clients connect to.
-    """
 
-    def __init__(self, torch: TorchHost, ranks: int) -> None:
-        super().__init__(RELAY, torch)
-        self._ranks = ranks
-        self.per_relay = ranks_per_relay(ranks)
-        self.relays = -(-ranks // self.per_relay) or 1
-        self._resources = ExitStack()
-        self._hosts: list[Worker] = []
-        self._places: list[RanksAt] = []
+class OurTarget(Target):
+    """A server of ours."""
+
+    workers = 0
 
     def start(self) -> None:
-        super().start()
-        files = self.relays * (FILES_PER_RELAY + self.per_relay)
-        count = -(-files // machine.most_connections())
-        for number in range(count):
-            name = f"relays, process {number + 1}"
-            self._hosts.append(start(self._resources, "rallypoint.bench.host_relays", name))
-        # An address for each process: 127.0.0.0/8 is all this machine's.
-        addresses = [f"127.0.{number // 250}.{1 + number % 250}" for number in range(count)]
-        order = {"do": "start", "upstream": (HOST, self.port), "limit_s": START_LIMIT_S}
-        orders = [
-            {**order, "host": address, "count": self.relays // count + (number < self.relays % count)}
-            for number, address in enumerate(addresses)
-        ]
-        left = self._ranks
-        for address, ports in zip(addresses, ask_each(self._hosts, START_LIMIT_S, orders), strict=True):
-            for port in ports:
-                self._places.append((address, port, "", min(left, self.per_relay)))
-                left -= self.per_relay
-        if not self._ranks:
-            self.port = self._places[0][1]
+        self._server = host_store(
+            HOST, range(self.port, self.port + 1), backend=Choice(self.backend), workers=self.workers
+        )
+        self.pid, self.port = self._server.pid, self._server.port
+        if self._server.backend != self.backend:
+            self.stop()
+            raise BenchError(f"asked for {self.backend}, and got {self._server.backend}")
+
+    def stop(self) -> None:
+        if self.pid:
+            self._server.release()
+        self.pid = 0
+
+
+class OurLibuv(OurTarget):
+    """The same, on uvloop."""
+
+    needs = "uvloop"
+
+
+class TorchTarget(Target):
+    """A server of torch's, in a process that a server of forks has made."""
+
+    needs = "torch"
+    server_class = "rallypoint.pytorch.peers:TorchServer"
+    as_is = False
+    """On the socket that torch makes itself."""
+
+    def __init__(self, name: str, ranks: int = 0) -> None:
+        super().__init__(name, ranks)
+        self._resources = ExitStack()
+
+    def start(self) -> None:
+        self._worker = start_with_torch(self._resources, self.server_class, self.name)
+        self.pid = self._worker.pid
+        order = {"use_libuv": self.backend == "libuv", "as_is": self.as_is}
+        self.port = self._worker.ask(START_LIMIT_S, do="serve", **order)
 
     def stop(self) -> None:
         self._resources.close()
-        super().stop()
+        self.pid = 0
 
-    def places(self, ranks: int) -> list[RanksAt]:
-        assert ranks == self._ranks
-        return self._places
-
-    def settle(self) -> None:
-        ask_all(self._hosts, START_LIMIT_S, do="settle")
-
-    def counters(self) -> dict[str, float]:
-        return {
-            "relays_cpu": sum(machine.cpu_seconds(host.pid) for host in self._hosts),
-            "messages": sum(ask_all(self._hosts, START_LIMIT_S, do="messages")),
-        }
-
-    def relays_bytes(self) -> int:
-        """The memory of all processes of relays together."""
-        return sum(machine.resident_bytes(host.pid) for host in self._hosts)
+    def last_words(self) -> str:
+        return self._worker.last_words()
 
 
-def ranks_per_relay(ranks: int) -> int:
-    """Eight; more, if the server could not hold the connections of all relays then."""
-    per_relay = PER_RELAY
-    while -(-ranks // per_relay) > machine.most_connections():
-        per_relay *= 2
-    return per_relay
+TARGETS: Final[Mapping[str, type[Target]]] = {
+    "rallypoint-libuv": OurLibuv,
+    "rallypoint-legacy": OurTarget,
+    "torch-libuv": TorchTarget,
+    "torch-legacy": TorchTarget,
+}
 
 
-def make_target(name: str, torch: TorchHost, ranks: int) -> Target:
-    """A target for a load of that many ranks; 0: for a load of a few clients."""
-    return BehindRelays(torch, ranks) if name == RELAY else Target(name, torch)
+# torch's own server and client, whatever the user has asked for elsewhere. And no threads of NumPy's, which
+# comes with torch: a process with threads should not fork.
+_TORCH_ALONE: Final = {
+    "RALLYPOINT_PATCH": "never",
+    "RALLYPOINT_CLIENT": "torch",
+    "USE_LIBUV": None,
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def start_with_torch(resources: ExitStack, kind: str, name: str) -> Worker:
+    """Start a worker with torch in it."""
+    with environment(_TORCH_ALONE):
+        return start(resources, kind, name, preload="rallypoint.pytorch.peers")
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Change environment variables for the processes that are started meanwhile; None: without it."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_variables(changes)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,29 +1,27 @@
-"""Processes that are led by orders and answer them: Python objects over a pipe, an answer for each order.
+"""Processes that carry out orders over a pipe; and what a process of a load reports of itself.
 
-The system ends a worker when the process that started it ends, so none outlives the command.
+A worker is an object in a process of its own: an order names a method, with its arguments. The system ends a
+worker when the process that started it ends, so none outlives the command. A process that needs torch is a
+fork of a server that has imported it once (`preload`), which takes milliseconds instead of seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
 from operator import methodcaller
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from rallypoint.bench.results import BenchError, percentile
-
-Line = Connection
-"""One end of the pipe between a worker and the process that leads it."""
 
 ANSWER_GRACE_S: Final = 15.0
 """How much longer than the worker's own limit its answer may take: it says more about what went wrong."""
@@ -31,11 +29,32 @@ ANSWER_GRACE_S: Final = 15.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class Peer(ABC):
-    """A process that answers over a line."""
+class Worker:
+    """A worker, as seen by the process that started it; `kind` is its class, as `module:name`."""
 
-    name: str
-    line: Line
+    def __init__(self, kind: str, name: str, preload: str = "") -> None:
+        self.name = name
+        self.line, theirs = Pipe()
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by stop()
+        context: Any = get_context("forkserver" if preload else "spawn")
+        if preload:
+            context.set_forkserver_preload([preload])
+        self._process = context.Process(target=_live, args=(kind, theirs, self._log.name))
+        # A Ctrl-C of the terminal is for this process alone, which then stops its workers.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+        self.pid: int = self._process.pid
+
+    def order(self, **message: object) -> None:
+        """Tell it what to do next: the method `do`, with its arguments."""
+        with suppress(OSError):  # it has ended: the missing answer will be noticed
+            self.line.send(message)
+
+    def ask(self, limit_s: float, /, **message: object) -> Any:
+        """Tell it what to do, and await the answer."""
+        return ask_each([self], limit_s, [message])[0]
 
     def hear(self) -> Any:
         """Await its next answer; BenchError if it has failed or ended."""
@@ -47,66 +66,27 @@ class Peer(ABC):
             raise BenchError(f"{self.name}: {answer}")
         return answer
 
-    @abstractmethod
     def last_words(self) -> str:
-        """The reason of its end, as far as it is known."""
-
-
-class Worker(Peer):
-    """A worker as its leader sees it: `python -m module`."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.name = name
-        self.line, theirs = Pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
-        # A session of its own keeps a Ctrl-C of the terminal from the worker: this program stops it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def order(self, **message: object) -> None:
-        """Tell it what to do next: the method `do`, with its arguments."""
-        with suppress(OSError):  # it has ended: the answer that is missing tells
-            self.line.send(message)
-
-    def ask(self, limit_s: float, /, **message: object) -> Any:
-        """Tell it what to do, and await the answer."""
-        return ask_each([self], limit_s, [message])[0]
-
-    def last_words(self) -> str:
+        """The end of its log."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"
 
     def kill(self) -> None:
-        """Let it do nothing more: an answer that comes late would be taken for that to the next order."""
+        """Stop it at once: a late answer would be taken for the answer to the next order."""
         self._process.kill()
 
     def stop(self) -> None:
         """End the process; nothing is left of it afterwards."""
         self.kill()
-        self._process.wait()
+        self._process.join()
         self.line.close()
         self._log.close()
 
 
-def start(resources: ExitStack, module: str, name: str) -> Worker:
+def start(resources: ExitStack, kind: str, name: str, preload: str = "") -> Worker:
     """Start a worker that these resources stop in the end."""
-    worker = Worker(module, name)
+    worker = Worker(kind, name, preload)
     resources.callback(worker.stop)
     return worker
 
@@ -117,14 +97,9 @@ def ask_all(workers: Sequence[Worker], limit_s: float, /, **message: object) -> 
 
 
 def ask_each(workers: Sequence[Worker], limit_s: float, orders: Iterable[dict[str, Any]]) -> list[Any]:
-    """An order of its own to each; their answers."""
+    """An order of its own to each worker; their answers. The first that fails, or is late, is a fault."""
     for worker, order in zip(workers, orders, strict=True):
         worker.order(**order)
-    return gather(workers, limit_s)
-
-
-def gather(workers: Sequence[Worker], limit_s: float) -> list[Any]:
-    """The answers of all workers; the first of them that fails, or does not answer in time, is a fault."""
     deadline = time.monotonic() + limit_s + ANSWER_GRACE_S
     late = {worker.line: worker for worker in workers}
     answers = {}
@@ -148,14 +123,13 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def own_line() -> Line:
-    """In a worker: the line to its leader."""
-    return Connection(int(sys.argv[1]))
-
-
-def obey(worker: object, line: Line) -> None:
-    """Carry out orders until there are no more. An exception is the answer, and not the end."""
+def _live(kind: str, line: Connection, log: str) -> None:
+    """Carry out orders until there are no more. An exception is an answer, and not the end."""
     end_with_parent()
+    with open(log, "ab") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    worker = resolve_name(kind)(line)
     with suppress(EOFError):
         while True:
             order = line.recv()
@@ -172,7 +146,7 @@ def outcome(work: Callable[..., object], *arguments: Any) -> object:
         return BenchError(f"{type(error).__name__}: {error}")
 
 
-# What a process of a load says of itself
+# What a process of a load reports of itself
 
 
 @dataclass(frozen=True)
@@ -207,7 +181,7 @@ def together(loads: Sequence[Load], taken: Iterable[float]) -> Load:
 
 
 class Stopwatch:
-    """The time and the CPU time of this process, from its making on."""
+    """The time and the CPU time of this process since the stopwatch was made."""
 
     def __init__(self) -> None:
         self._cpu, self._start = time.process_time(), time.monotonic()

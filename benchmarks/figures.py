@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.results import merge_targets, record_of
 from rallypoint import text
-from rallypoint.bench.results import Record, Results, Spread, merge_targets
+from rallypoint.bench.results import Record, Results, Spread
 from rallypoint.watch.plots import INK, check_plot, drawing, need_matplotlib, write
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def panels(results: Results, name: str) -> list[Panel]:
         lines = _lines({record.ranks: record for record in results.sizes(each)})
         found.append(Panel(title, "time", text.fine_duration, lines))
     if name == "ops":
-        records = {each: record for each in OPERATIONS if (record := results.record(each)) is not None}
+        records = {each: record for each in OPERATIONS if (record := record_of(results, each)) is not None}
         lines = _lines(dict(enumerate(records.values())))
         found.append(Panel("ops: many clients", "operations per second", text.rate, lines, tuple(records)))
     return [panel for panel in found if panel.lines]

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 
-from bench_fakes import FakeStore, Twist, faking, honest, in_pieces, needs_redis, serving, twist_one
-from rallypoint.bench import clients as bench_clients
+from bench_fakes import FakeStore, Twist, faking, in_pieces, needs_redis, serving, twist_one
+from benchmarks import loads as bench_loads
+from benchmarks.dialects import REDIS, TORCH
+from benchmarks.loads import converse
+from benchmarks.swarm import WideSwarm as Swarm
 from rallypoint.bench import swarm
 from rallypoint.bench.clients import (
     KEY,
     VALUE,
     BusyClients,
+    Dialect,
+    Exchange,
     add,
     come_from,
     connect,
-    converse,
     exists,
     get,
     leave,
@@ -31,11 +35,9 @@ from rallypoint.bench.clients import (
     seek_port_quickly,
     store,
 )
-from rallypoint.bench.dialects import REDIS, TORCH, Dialect, Exchange
-from rallypoint.bench.rank_loads import check_counts
+from rallypoint.bench.loads import check_counts
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.swarm import Swarm
-from rallypoint.bench.workers import Load, Stopwatch, Worker, gather, start, together
+from rallypoint.bench.workers import Load, Stopwatch, Worker, ask_each, start, together
 from raw import SECONDS, until
 
 Times = Callable[[], bool]
@@ -158,7 +160,7 @@ def test_a_big_request_with_a_wrong_answer_is_a_fault() -> None:
 
 
 def test_a_big_request_without_an_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_clients, "ANSWER_LIMIT_S", 0.05)
+    monkeypatch.setattr(bench_loads, "ANSWER_LIMIT_S", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(BenchError, match="no answer in time"):
         converse(ours, Exchange(b"ask", b"answer"))
@@ -219,56 +221,43 @@ def test_busy_clients_take_answers_in_pieces() -> None:
         assert clients.run(after(2), get, 2).operations == 2 * 3 * 2
 
 
-def test_busy_clients_tell_that_they_lost_their_server() -> None:
-    with fake_with_key(honest) as port:
-        clients = BusyClients(port, TORCH, 2)
-    with closing(clients), pytest.raises(BenchError, match=r"lost its server|closed a connection"):
-        clients.run(after(5), get)
-
-
 # Workers
 
 
 StartWorker = Callable[[str], Worker]
+BUSY = "rallypoint.bench.clients:BusyWorker"
 
 
 @pytest.fixture
 def start_worker() -> Iterator[StartWorker]:
     """Starts workers, which are ended afterwards."""
     with ExitStack() as resources:
-        yield lambda name: start(resources, f"rallypoint.bench.{name}", name)
+        yield lambda kind: start(resources, kind, "a worker")
 
 
 def test_a_busy_worker_that_reads_two_orders_at_once_goes_on(start_worker: StartWorker, port: int) -> None:
-    """On a machine that lets it sleep for a while, both lie in its pipe."""
-    worker = start_worker("clients")
+    """On a machine that lets it sleep for a while, both lie in its pipe; it ends when its orders do."""
+    worker = start_worker(BUSY)
     worker.ask(SECONDS, do="connect", port=port, dialect=TORCH, count=1)
     worker.order(do="run", ask=get, per_request=1)
-    worker.order(do="stop")
-    answer = gather([worker], SECONDS)[0]
+    answer = worker.ask(SECONDS, do="stop")
     assert answer["load"].operations == len(answer["taken"]) >= 1
-
-
-def test_a_worker_ends_when_its_orders_do(start_worker: StartWorker, port: int) -> None:
-    worker = start_worker("clients")
-    worker.ask(SECONDS, do="connect", port=port, dialect=TORCH, count=2)
     worker.line.close()
-    assert worker._process.wait(SECONDS) == 0
+    worker._process.join(SECONDS)
+    assert worker._process.exitcode == 0
 
 
 def test_a_worker_that_ends_early_tells_its_last_words(start_worker: StartWorker) -> None:
-    worker = start_worker("no_such_module")
-    with pytest.raises(BenchError, match=r"no_such_module ended early; its log ends: .*No module named"):
+    worker = start_worker("no_such_module:Worker")
+    with pytest.raises(BenchError, match=r"a worker ended early; its log ends: .*No module named"):
         worker.ask(SECONDS, do="anything")
     worker.order(do="more")  # to nobody, which is no fault
 
 
-def test_a_worker_without_an_answer_is_named(start_worker: StartWorker, port: int) -> None:
-    quick, slow = start_worker("clients"), start_worker("swarm")
-    quick.order(do="connect", port=port, dialect=TORCH, count=1)
-    assert quick.line.poll(SECONDS)
-    with pytest.raises(BenchError, match=r"no answer within -14\.9 s from swarm$"):
-        gather([quick, slow], -14.9)
+def test_a_worker_without_an_answer_is_named(start_worker: StartWorker) -> None:
+    slow = start_worker("rallypoint.bench.swarm:Swarm")
+    with pytest.raises(BenchError, match=r"no answer within -14\.9 s from a worker$"):
+        ask_each([slow], -14.9, [{"do": "leave"}])
 
 
 # Swarms
@@ -419,20 +408,6 @@ def test_ranks_that_wait_too_long_say_how_far_they_are(ranks: Swarm, port: int) 
     )
     with pytest.raises(BenchError, match=f"barrier never: time is up; {words}"):
         ranks.barrier("never", 4, True, 0.3)
-
-
-def test_ranks_whose_server_ends_are_a_fault(ranks: Swarm) -> None:
-    with faking("torch") as port:
-        come_up(ranks, port, 3)
-    with pytest.raises(BenchError, match=r"disconnected|[Rr]eset|Broken pipe"):
-        ranks.barrier("1", 3, True, SECONDS)
-
-
-@both_fakes
-def test_a_crowd_takes_answers_in_pieces(dialect: str, ranks: Swarm) -> None:
-    with faking(dialect, in_pieces) as port:
-        ranks.gather(DIALECTS[dialect], port, 5)
-        assert ranks.arrive(SECONDS)["load"].operations == 5
 
 
 @some_wrong

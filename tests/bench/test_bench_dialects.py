@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench_fakes import needs_redis, serving
+from benchmarks.dialects import REDIS, TORCH, WideDialect
+from benchmarks.loads import converse
+from benchmarks.targets import RedisTarget
 from rallypoint.bench import machine
-from rallypoint.bench.clients import connect, converse
-from rallypoint.bench.dialects import REDIS, TORCH, Dialect, Exchange
+from rallypoint.bench.clients import Exchange, connect
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.servers import RedisServer
 
 # Bytes
 
 
 @pytest.mark.parametrize("dialect", [TORCH, REDIS], ids=["torch", "redis"])
 @given(value=st.integers(-(2**63), 2**63 - 1))
-def test_a_number_is_read_as_it_was_written(dialect: Dialect, value: int) -> None:
+def test_a_number_is_read_as_it_was_written(dialect: WideDialect, value: int) -> None:
     reply = dialect.number(value)
     assert dialect.value_of(reply) == value
     assert dialect.number_size in (0, len(reply))
@@ -48,7 +49,7 @@ STORES = [
 class Client:
     """A client of a real store."""
 
-    def __init__(self, port: int, dialect: Dialect) -> None:
+    def __init__(self, port: int, dialect: WideDialect) -> None:
         self.socket = connect(port, dialect)
 
     def ask(self, exchange: Exchange) -> None:
@@ -62,30 +63,22 @@ class Client:
 
 
 @pytest.fixture(params=STORES, scope="module")
-def place(request: pytest.FixtureRequest) -> Iterator[tuple[int, Dialect]]:
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[int, WideDialect]]:
     """Where a store is, and how it is spoken to."""
     with serving(request.param) as port:
         yield port, REDIS if request.param == "redis" else TORCH
 
 
 @pytest.fixture
-def clients(place: tuple[int, Dialect]) -> Iterator[tuple[Client, Client]]:
+def clients(place: tuple[int, WideDialect]) -> Iterator[tuple[Client, Client]]:
     both = (Client(*place), Client(*place))
     yield both
     for client in both:
         client.socket.close()
 
 
-Place = tuple[int, Dialect]
+Place = tuple[int, WideDialect]
 Clients = tuple[Client, Client]
-
-
-def test_a_value_is_stored_and_read(place: Place, clients: Clients) -> None:
-    _, dialect = place
-    first, second = clients
-    for value in (b"one", b"", bytes(range(256)) * 40):
-        first.ask(dialect.store(b"a key", value))
-        second.ask(dialect.get(b"a key", value))
 
 
 def test_a_counter_counts(place: Place, clients: Clients) -> None:
@@ -137,4 +130,4 @@ def test_waits_are_given_up_while_another_waits(place: Place, clients: Clients) 
 def test_a_redis_that_does_not_start_is_a_fault_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "most_connections", lambda: -1)
     with pytest.raises(BenchError, match=r"(?s)did not start.*maxclients"):
-        RedisServer()
+        RedisTarget("redis").start()

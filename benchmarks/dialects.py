@@ -1,69 +1,15 @@
-"""The requests and the replies of a load as bytes, in the protocol that a target speaks. Pure.
-
-They are spelled out here, not taken from the wire package: a mistake there would otherwise be on both sides
-of the connection, where no measurement could see it.
-"""
+"""Requests for many keys at once, and waits that are given up; and all requests in the protocol of redis."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from rallypoint.bench.clients import Dialect, Exchange
 from rallypoint.bench.results import BenchError
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """A request, and the reply that is right."""
-
-    request: bytes
-    reply: bytes
-
-
-class Dialect:
-    """The requests of a client and the right replies; here, in the protocol of torch's TCPStore and ours."""
-
-    number_size = 8
-    """How long the reply to `add` is; 0: until the end of a line."""
-
-    _NONCE = 0x52414C4C
-    _PING = struct.pack("<BI", 13, _NONCE)
-    _PONG = struct.pack("<I", _NONCE)
-    hello = Exchange(struct.pack("<BI", 0, 0x3C85F7CE) + _PING, _PONG)
-    """The first exchange of a new client."""
-
-    def get(self, key: bytes, value: bytes) -> Exchange:
-        """Read a key that has that value."""
-        return Exchange(b"\x03" + self._blob(key), self._blob(value))
-
-    def exists(self, key: bytes) -> Exchange:
-        """Ask whether a key is there. It has to be."""
-        return Exchange(b"\x05" + self._counted([self._blob(key)]), b"\x00")
-
-    def store(self, key: bytes, value: bytes) -> Exchange:
-        """Store a value, and see it done."""
-        return self._seen_done(self._set(key, value))
-
-    def add(self, key: bytes, amount: int) -> bytes:
-        """The request that adds to a counter."""
-        return b"\x04" + self._blob(key) + struct.pack("<q", amount)
-
-    def number(self, value: int) -> bytes:
-        """The reply that says what a counter has become."""
-        return struct.pack("<q", value)
-
-    def value_of(self, reply: bytes) -> int:
-        """The value of a counter in that reply; BenchError if the reply has none."""
-        return int.from_bytes(reply, "little", signed=True)
-
-    def wait(self, key: bytes) -> Exchange:
-        """Wait until somebody has released a key."""
-        return Exchange(b"\x06" + self._counted([self._blob(key)]), b"\x00")
-
-    def release(self, key: bytes) -> bytes:
-        """The request that ends all waits for a key, of now and later; there is no reply."""
-        return self._set(key, b"1")
+class WideDialect(Dialect):
+    """More operations of torch's protocol."""
 
     def multi_get(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Exchange:
         """Read many keys at once."""
@@ -83,23 +29,8 @@ class Dialect:
         """Wait for a key that nobody sets, and give up."""
         return Exchange(self.wait(key).request + b"\x0c", b"\x01")
 
-    def _seen_done(self, request: bytes) -> Exchange:
-        return Exchange(request + self._PING, self._PONG)
 
-    def _set(self, key: bytes, value: bytes) -> bytes:
-        return b"\x01" + self._blob(key) + self._blob(value)
-
-    @staticmethod
-    def _blob(data: bytes) -> bytes:
-        return struct.pack("<Q", len(data)) + data
-
-    @staticmethod
-    def _counted(items: Iterable[bytes]) -> bytes:
-        whole = list(items)
-        return struct.pack("<Q", len(whole)) + b"".join(whole)
-
-
-class RedisDialect(Dialect):
+class RedisDialect(WideDialect):
     """The same with redis, as near as it comes; it cannot give up a wait.
 
     A wait is a blocking read of a stream, from its beginning: like a WAIT it ends at once if there is
@@ -157,5 +88,5 @@ class RedisDialect(Dialect):
         return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-TORCH = Dialect()
+TORCH = WideDialect()
 REDIS = RedisDialect()

@@ -10,12 +10,14 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Final
 
-from rallypoint.bench import figures, tables
-from rallypoint.bench.names import REDIS, RELAY
-from rallypoint.bench.results import Results, merge_targets
+from benchmarks import figures, tables
+from benchmarks.results import merge_targets
+from benchmarks.targets import REDIS, RELAY
+from rallypoint.bench.results import Results
+from rallypoint.bench.tables import LEGEND, facts, held_back
 from rallypoint.errors import RallypointError
 
-COMMAND: Final = "rallypoint bench page RESULT.json --output docs/benchmarks.md"
+COMMAND: Final = "python -m benchmarks page RESULT.json --output docs/benchmarks.md"
 FOLDER: Final = "figures"
 TUTORIAL: Final = "https://pytorch.org/tutorials/intermediate/TCPStore_libuv_backend.html"
 
@@ -27,9 +29,9 @@ _REPRODUCE: Final = """\
 ```sh
 make bench        # a short run
 make bench-full   # all records, at all sizes
-rallypoint bench all --json result.json
-rallypoint bench page result.json --output docs/benchmarks.md
-rallypoint bench compare result.json another.json
+python -m benchmarks all --json result.json
+python -m benchmarks page result.json --output docs/benchmarks.md
+python -m benchmarks compare result.json another.json
 ```"""
 
 
@@ -53,7 +55,7 @@ def page(results: Results, drawn: Mapping[str, str]) -> str:
         "# Benchmarks",
         *_introduction(results),
         *(part for command in tables.commands(results) for part in _section(results, command, drawn)),
-        *_list("Held back by the load", [_escape(line) for line in tables.held_back(results)]),
+        *_list("Held back by the load", [_escape(line) for line in held_back(results)]),
         *_list("Faults", [_escape(line) for line in results.faults()]),
         *_list("Notes", [_escape(line) for line in results.notes]),
         "## How to reproduce",
@@ -69,8 +71,8 @@ def _introduction(results: Results) -> Iterator[str]:
         yield _wrap(f"Measured: {targets}. They took turns under the same loads, on one machine.")
     if results.interrupted:
         yield "**The run was interrupted, and is not complete.**"
-    yield _table(["", ""], tables.facts(results), names=2)
-    yield _wrap(tables.LEGEND)
+    yield _table(["", ""], facts(results), names=2)
+    yield _wrap(LEGEND)
 
 
 def _section(results: Results, command: str, drawn: Mapping[str, str]) -> Iterator[str]:
@@ -78,7 +80,7 @@ def _section(results: Results, command: str, drawn: Mapping[str, str]) -> Iterat
         yield f"### {sheet.title}" if number else f"## {sheet.title}"
         if command in drawn and number == 0:
             yield f"![{_escape(alt_text(results, command))}]({drawn[command]})"
-        yield _table(sheet.columns, sheet.rows, sheet.names)
+        yield _table(sheet.columns, [row for section in sheet.sections for row in section], sheet.names)
         if sheet.remarks:
             yield "\n".join(_item(_escape(remark)) for remark in sheet.remarks)
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,16 +19,19 @@ import psutil
 import pytest
 
 from bench_fakes import needs_redis
-from rallypoint.bench import client_loads, contest, machine, names, planning, rank_loads, servers, targets
-from rallypoint.bench.clients import connect, converse
+from benchmarks import loads as bench_loads
+from benchmarks import targets
+from benchmarks.planning import COMMANDS, TABLE, make_plan
+from benchmarks.targets import RELAY, TARGETS, USUAL, BehindRelays
+from rallypoint.bench import contest, loads, machine
+from rallypoint.bench import planning as plans
+from rallypoint.bench import targets as base
 from rallypoint.bench.contest import Contest, Measurement, Session
-from rallypoint.bench.dialects import TORCH
-from rallypoint.bench.planning import BenchPlan, Wish, make_plan
-from rallypoint.bench.rank_loads import check_counts, processes_for, shares_of
+from rallypoint.bench.loads import check_counts, processes_for, shares_of
+from rallypoint.bench.planning import BenchPlan, Wish, absences
 from rallypoint.bench.results import BenchError, Results, Sample
-from rallypoint.bench.servers import TorchHost
 from rallypoint.bench.swarm import RanksAt
-from rallypoint.bench.targets import BehindRelays, Target, make_target
+from rallypoint.bench.targets import Target
 from rallypoint.errors import PortInUseError, UsageError
 from rallypoint.store.machine import interfaces, ports
 from raw import until
@@ -44,12 +47,16 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Callable[[], object]] = {
         "most_connections": lambda: 20_000,
         "available_bytes": lambda: 64 * GIB,
+        "raise_open_file_limit": lambda: None,
     }
     for name, value in settings.items():
         monkeypatch.setattr(machine, name, value)
     monkeypatch.setattr(interfaces, "time_look_ups", lambda: interfaces.LookUps(64, 0.01))
-    monkeypatch.setattr(planning, "absences", lambda _: {})
-    monkeypatch.setattr(contest, "make_target", lambda name, *_: FakeTarget(name))
+    monkeypatch.setattr(plans, "absences", lambda *_: {})
+
+
+def wish(*commands: str, targets: Sequence[str] = (), **options: Any) -> Wish:
+    return Wish(commands or COMMANDS, tuple(targets) or tuple(USUAL), **options)
 
 
 def sizes_of(plan: BenchPlan, name: str) -> dict[int, tuple[str, ...]]:
@@ -63,10 +70,10 @@ def find(plan: BenchPlan, name: str) -> Measurement:
 
 
 def test_all_is_planned_where_there_is_room() -> None:
-    plan = make_plan(Wish())
+    plan = make_plan(wish())
     planned = {each.name for each in plan.measurements}
-    assert planned == {each.name for each in planning.MEASUREMENTS}
-    assert {each.command for each in plan.measurements} == set(names.COMMANDS)
+    assert planned > {each.name for each in TABLE}
+    assert {each.command for each in plan.measurements} == set(COMMANDS)
     for each in plan.measurements:
         assert not set(each.targets) & set(each.unfit)
         assert each.rounds >= 1
@@ -74,10 +81,10 @@ def test_all_is_planned_where_there_is_room() -> None:
 
 
 def test_very_many_ranks_are_brought_up_where_that_is_the_point_through_relays_and_seldom() -> None:
-    plan = make_plan(Wish(("init", "wakeup", "restart")))
+    plan = make_plan(wish("init", "wakeup", "restart"))
     planned = sizes_of(plan, "init")
-    assert (planned[16_384], planned[98_304]) == (names.TARGETS, (names.RELAY,))
-    direct = ", ".join(each for each in names.TARGETS if each != names.RELAY)
+    assert (planned[16_384], planned[98_304]) == (tuple(USUAL), (RELAY,))
+    direct = ", ".join(each for each in USUAL if each != RELAY)
     why = "a process may have 20,000 connections here; through relays it is measured"
     assert f"init, 98,304 ranks: {direct} left out: {why}" in plan.notes
     assert 98_304 not in sizes_of(plan, "wakeup") | sizes_of(plan, "restart")
@@ -89,40 +96,40 @@ def test_very_many_ranks_are_brought_up_where_that_is_the_point_through_relays_a
     ("name", "room", "other", "why"),
     [
         ("most_connections", 4_000, "rallypoint-libuv", "a process may have 4,000 connections here"),
-        ("available_bytes", 10_000 * planning.BYTES_PER_RANK, names.RELAY, "there is not enough memory"),
+        ("available_bytes", 10_000 * plans.BYTES_PER_RANK, RELAY, "there is not enough memory"),
     ],
 )
 def test_sizes_without_room_for_them_are_left_out(
     name: str, room: int, other: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, name, lambda: room)
-    plan = make_plan(Wish(("init",), (4_000, 4_001), ("redis", other)))
+    plan = make_plan(wish("init", ranks=(4_000, 4_001), targets=("redis", other)))
     assert list(sizes_of(plan, "init")) == [4_000]
     assert plan.notes == [f"init, 4,001 ranks: redis, {other} left out: {why}"]
 
 
 def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = {name: "torch is not installed" for name in names.TARGETS if name.startswith("torch-")}
-    monkeypatch.setattr(planning, "absences", lambda _: {**absent, "redis": "redis-server is not installed"})
-    plan = make_plan(Wish())
+    absent = {name: "torch is not installed" for name in USUAL if name.startswith("torch-")}
+    monkeypatch.setattr(plans, "absences", lambda *_: {**absent, "redis": "redis-server is not installed"})
+    plan = make_plan(wish())
     assert plan.notes[:3] == [
         "torch-libuv is left out: torch is not installed",
         "torch-legacy is left out: torch is not installed",
         "redis is left out: redis-server is not installed",
     ]
     took_part = {name for each in plan.measurements for name in each.targets}
-    assert took_part == {"rallypoint-libuv", "rallypoint-legacy", names.RELAY}
+    assert took_part == {"rallypoint-libuv", "rallypoint-legacy", RELAY}
     assert not any(each.name.startswith(("tutorial", "init-as-is")) for each in plan.measurements)
     assert not any("look-ups" in note for note in plan.notes)
 
 
 def test_an_absence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert servers.absences(["rallypoint-legacy"]) == {}
-    monkeypatch.setattr(servers, "find_spec", lambda _: None)
+    assert absences(["rallypoint-legacy"], TARGETS) == {}
+    monkeypatch.setattr(plans, "find_spec", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert servers.absences(names.TARGETS) == {
+    assert absences(list(USUAL), TARGETS) == {
         "rallypoint-libuv": "uvloop is not installed",
-        names.RELAY: "uvloop is not installed",
+        RELAY: "uvloop is not installed",
         "torch-libuv": "torch is not installed",
         "torch-legacy": "torch is not installed",
         "redis": "redis-server is not installed",
@@ -131,7 +138,7 @@ def test_an_absence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wishes_are_heeded() -> None:
     some = ("redis", "rallypoint-legacy")
-    plan = make_plan(Wish(("barrier", "ops"), (64, 8, 64), some, repeat=7, quick=True))
+    plan = make_plan(wish("barrier", "ops", ranks=(64, 8, 64), targets=some, repeat=7, quick=True))
     assert sizes_of(plan, "barrier") == dict.fromkeys((64, 8), some)
     assert len(plan.measurements) == 2 * 2 + 13
     assert {each.rounds for each in plan.measurements} == {7}
@@ -139,7 +146,7 @@ def test_wishes_are_heeded() -> None:
 
 
 def test_quick_is_less_of_everything() -> None:
-    usual, quick = make_plan(Wish()), make_plan(Wish(quick=True))
+    usual, quick = make_plan(wish()), make_plan(wish(quick=True))
     assert list(sizes_of(quick, "init")) == [1_024, 4_096]
     assert find(usual, "get").rounds == 5
     assert list(sizes_of(quick, "restart")) == [4_096]
@@ -149,19 +156,13 @@ def test_quick_is_less_of_everything() -> None:
     assert (find(usual, "tutorial-init").ranks, find(quick, "tutorial-init").ranks) == (64, 16)
 
 
-def test_real_ranks_are_as_many_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 10 * planning.REAL_RANK_BYTES)
-    plan = make_plan(Wish(("barrier",), (2,)))
-    assert find(plan, "tutorial-barrier").ranks == 8
-
-
 @pytest.mark.parametrize(("seconds", "ranks", "rounds"), [(0.01, 256, 5), (5.0, 64, 3)])
 def test_torch_as_it_comes_takes_part_where_torch_does(
     seconds: float, ranks: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer ranks where look-ups stall: it does one for every rank."""
     monkeypatch.setattr(interfaces, "time_look_ups", lambda: interfaces.LookUps(1, seconds))
-    plan = make_plan(Wish(("init",), (2,), ("torch-legacy", "rallypoint-libuv", "redis")))
+    plan = make_plan(wish("init", ranks=(2,), targets=("torch-legacy", "rallypoint-libuv", "redis")))
     planned = find(plan, "init-as-is")
     assert planned.targets == ("torch-legacy-as-is", "rallypoint-libuv")
     assert (planned.ranks, planned.rounds) == (ranks, rounds)
@@ -169,9 +170,9 @@ def test_torch_as_it_comes_takes_part_where_torch_does(
 
 
 def test_if_nothing_is_left_that_is_told_with_reasons() -> None:
-    for wish in (Wish(("wakeup",), (30_000,), ("redis",)), Wish(("restart",), (4,), (names.RELAY,))):
+    for command, ranks, target in (("wakeup", 30_000, "redis"), ("restart", 4, RELAY)):
         with pytest.raises(UsageError, match="nothing to measure") as failure:
-            make_plan(wish)
+            make_plan(wish(command, ranks=(ranks,), targets=(target,)))
         assert failure.value.hint
 
 
@@ -184,8 +185,13 @@ Fails = dict[str, str]
 class FakeTarget(Target):
     """A target without a process."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.port, self.is_dead, self._server = name, 1, False, None
+    is_dead = False
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
 
     def check_alive(self) -> None:
         if self.is_dead:
@@ -229,6 +235,9 @@ class FakeSession(Session):
         super().close()
 
 
+FAKES = dict.fromkeys("abc", FakeTarget)
+
+
 class FakeWatcher:
     """Notes what it is told."""
 
@@ -251,7 +260,7 @@ class Game:
         self.watcher = FakeWatcher()
         session = partial(FakeSession, log=self.log, fails=fails)
         self.measurement = Measurement("ops", "get", "a load", session, targets=tuple("abc"), rounds=rounds)
-        self.contest = Contest(self.measurement, TorchHost(ExitStack()), self.watcher)
+        self.contest = Contest(self.measurement, FAKES, self.watcher)
 
     def play(self) -> Game:
         self.contest.run()
@@ -303,10 +312,6 @@ def test_a_target_that_fails_is_left_out_and_the_others_go_on(fails: str, fault:
     assert {"close a", "close b", "close c"} < set(game.log)
 
 
-def test_a_contest_whose_targets_all_fail_ends() -> None:
-    assert set(Game(a="start", b="open", c="round 1").play().faults) == set("abc")
-
-
 def test_a_server_that_has_died_is_told_besides_what_it_led_to() -> None:
     game = Game(1, a="dead").play()
     assert game.faults["a"].endswith("it died")
@@ -317,7 +322,7 @@ def test_what_has_been_measured_when_it_is_interrupted_is_kept_and_all_is_ended(
     first, second = game.measurement, replace(game.measurement, name="never")
     results = Results("a command", "now")
     with pytest.raises(KeyboardInterrupt) as stop:
-        contest.measure([first, second], results, game.watcher)
+        contest.measure([first, second], FAKES, results, game.watcher)
     assert stop.value.args == (signal.SIGTERM,)
     assert results.interrupted
     assert results.seconds > 0
@@ -399,6 +404,7 @@ def test_all_ranks_have_a_share_and_no_process_has_many_more(places: list[RanksA
 def test_ranks_that_need_more_ports_come_from_further_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "client_ports", lambda: (1_001, 2_000))
     target = FakeTarget("a")
+    target.port = 1
     assert target.places(900) == [("127.0.0.1", 1, "", 900)]
     assert target.places(2_000) == [
         ("127.0.0.1", 1, "", 900),
@@ -425,7 +431,7 @@ def test_relays_have_eight_ranks_each_or_as_many_as_a_server_can_hold(
 
 @contextmanager
 def running_target(name: str, size: int = 0) -> Iterator[Target]:
-    target = make_target(name, TorchHost(ExitStack()), size)
+    target = TARGETS[name](name, size)
     try:
         target.start()
         yield target
@@ -440,7 +446,7 @@ def test_a_target_starts_is_renewed_and_leaves_nothing(name: str) -> None:
         target.check_alive()
         assert machine.resident_bytes(target.pid) > 1 << 20
         assert machine.open_files(target.pid) > 3
-        target.renew()
+        targets.renew(target)
         assert target.port == port
         second = target.pid
         assert second == first or not psutil.pid_exists(first)  # ours is kept for the new store
@@ -450,7 +456,7 @@ def test_a_target_starts_is_renewed_and_leaves_nothing(name: str) -> None:
 
 
 def test_a_server_that_died_is_told_and_may_fail_to_be_renewed() -> None:
-    target = make_target("rallypoint-libuv", TorchHost(ExitStack()), 0)
+    target = TARGETS["rallypoint-libuv"]("rallypoint-libuv")
     target.start()
     process = psutil.Process(target.pid)
     process.kill()
@@ -458,33 +464,23 @@ def test_a_server_that_died_is_told_and_may_fail_to_be_renewed() -> None:
     with pytest.raises(BenchError, match="rallypoint-libuv died"):
         target.check_alive()
     with socket.create_server(("127.0.0.1", target.port)), pytest.raises(PortInUseError):
-        target.renew()
+        targets.renew(target)
     target.stop()
 
 
-def test_a_load_without_ranks_has_one_relay() -> None:
-    with running_target(names.RELAY) as target:
-        assert [port for _, port, _, _ in target.places(0)] == [target.port]
-        with connect(target.port, TORCH) as client:
-            converse(client, TORCH.store(b"key", b"value"))
-        counters = target.counters()
-        assert counters["messages"] > 0
-        assert counters["relays_cpu"] > 0
-
-
 def test_relays_share_the_ranks() -> None:
-    with running_target(names.RELAY, 19) as target:
+    with running_target(RELAY, 19) as target:
         assert isinstance(target, BehindRelays)
         assert [count for _, _, _, count in target.places(19)] == [8, 8, 3]
         assert len({(host, port) for host, port, _, _ in target.places(19)}) == 3
-        assert target.relays_bytes() > 1 << 20
+        assert target.size()["relays_bytes"] > 1 << 20
 
 
 def test_waits_for_a_target_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_target("rallypoint-legacy") as target:
         target.await_quiet()
         target.await_open_files(machine.open_files(target.pid))
-        monkeypatch.setattr(targets, "LEAVE_LIMIT_S", 0.01)
+        monkeypatch.setattr(base, "LEAVE_LIMIT_S", 0.01)
         with pytest.raises(BenchError, match="kept the connections"):
             target.await_open_files(-100)
         spent = iter(range(9))
@@ -497,8 +493,7 @@ def test_waits_for_a_target_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RANKS = 20
-WITH_RANKS = [replace(each, ranks=RANKS) for each in planning.WITH_RANKS]
-LOADS = {each.name: each for each in (*WITH_RANKS, *planning.WITH_CLIENTS)}
+LOADS = {each.name: replace(each, ranks=RANKS if each.sizes else 0) for each in TABLE}
 EXTRAS = {
     "init": {"messages", "swarm_cpu", "whole_seconds"},
     "barrier": {"messages", "swarm_cpu"},
@@ -521,14 +516,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer clients and keys than are measured; and ranks in two processes."""
     sizes = {"BUSY_CLIENTS": 5, "NEW_CLIENTS": 30, "STORM_CLIENTS": 60, "MANY_KEYS": 1_500}
     for name, size in sizes.items():
-        monkeypatch.setattr(client_loads, name, size)
-    monkeypatch.setattr(rank_loads, "RANKS_PER_PROCESS", RANKS - 6)
+        monkeypatch.setattr(bench_loads, name, size)
+    monkeypatch.setattr(loads, "RANKS_PER_PROCESS", RANKS - 6)
 
 
 def target_and_load(name: str, load: str) -> Any:
     """Behind relays, only the first is quick; a thousand clients are not."""
     marks = [needs_redis] if name == "redis" else []
-    quick = load == "init" if name == names.RELAY else not load.endswith("-1000")
+    quick = load == "init" if name == RELAY else not load.endswith("-1000")
     marks += [] if quick else [pytest.mark.slow]
     return pytest.param(name, LOADS[load], marks=marks, id=f"{name}, {load}")
 
@@ -538,7 +533,7 @@ def target_and_load(name: str, load: str) -> Any:
     ("name", "load"),
     [
         target_and_load(name, load)
-        for name in ("rallypoint-libuv", "redis", names.RELAY)
+        for name in ("rallypoint-libuv", "redis", RELAY)
         for load, each in LOADS.items()
         if name not in each.unfit
     ],
@@ -561,7 +556,7 @@ def test_every_load_with_a_real_target(name: str, load: Measurement) -> None:
 
 
 def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
-    if target.name == names.RELAY:
+    if target.name == RELAY:
         wanted = EXTRAS.get(load, set()) | {"relays_cpu", "messages"}
         assert set(extras) == wanted | ({"relays", "relays_bytes"} if load == "init" else set())
         assert extras.get("relays", 3) == 3
@@ -579,7 +574,7 @@ def expect_extras(load: str, target: Target, extras: dict[str, float]) -> None:
 def test_ranks_find_out_a_store_that_was_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     target_of = running_target("rallypoint-libuv")
     with target_of as target, in_session(LOADS["restart"], target) as session:
-        monkeypatch.setattr(target, "renew", lambda: None)
+        monkeypatch.setattr(bench_loads, "renew", lambda _: None)
         with pytest.raises(BenchError, match="did not give each number from 1 on"):
             session.round()
 
@@ -603,7 +598,7 @@ def no_scandir(_: str) -> Sequence[Any]:
 
 
 def test_measurements_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.check_system()
+    plans.check_system()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="needs Linux"):
-        machine.check_system()
+        plans.check_system()

@@ -10,9 +10,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import own_line
 from rallypoint.errors import RallypointError
 from rallypoint.store.machine.ports import client_ports
 from rallypoint.store.relay.core.relay import RelayCore
@@ -58,11 +59,11 @@ def free_listeners(host: str, count: int) -> Iterator[socket.socket]:
 class RelayHost:
     """The relays, led by orders. An answer may come later: the loop goes on meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Connection) -> None:
         self._loop, _ = make_loop(Choice.LIBUV)
         self._relays: list[RelayCore] = []
         self._ports: list[int] = []
-        self._line = own_line()
+        self._line = line
         self._loop.watch_readable(self._line.fileno(), self._on_order)
 
     def run(self) -> None:
@@ -136,8 +137,9 @@ class RelayHost:
             self._loop.later(CHECK_S, lambda: self._await(what, left, then, deadline))
 
 
-if __name__ == "__main__":
+def serve(line: Connection) -> NoReturn:
+    """Be the process of a worker: carry out orders until there are no more."""
     settle_in(logging.WARNING)
-    RelayHost().run()
+    RelayHost(line).run()
     sys.stdout.flush()
     os._exit(0)  # to close every socket by itself takes seconds

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import resource
+import shutil
 import socket
 import sys
 import threading
@@ -178,7 +179,7 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (8 << 30, 1 << 30, OK, "/dev/shm has 8.00 GiB, 1.00 GiB free"),
     ):
         usage = SimpleNamespace(total=total, free=free)
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
         [finding] = machine.check_shared_memory(situation())
         assert (finding.state, found in finding.found) == (state, True)
         assert ("--shm-size" in finding.hint) == (state is W)

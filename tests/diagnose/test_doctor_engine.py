@@ -69,7 +69,7 @@ def test_nothing_is_wrong_with_good_engines() -> None:
 
 
 def test_what_is_wrong_with_an_engine() -> None:
-    alone = {"slave0": {}, "slave1": {}}
+    alone: dict[str, Any] = {"slave0": {}, "slave1": {}}
     for told, state, words in (
         (etcd({"version": "3.5.2"}, {"version": "3.5.3"}), W, "3.5.0 to 3.5.2"),
         (etcd({"version": "3.3.1"}), W, "not been tried"),

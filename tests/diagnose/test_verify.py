@@ -149,7 +149,7 @@ def test_every_route_starts_the_script_and_none_has_a_port_of_its_own() -> None:
     for route in BY_NAME.values():
         for arguments, variables in route.commands("SCRIPT", "FOLDER", 7):
             assert arguments[-1] == "SCRIPT"
-            assert not re.search(r"\d{4}|[{}]", str(arguments) + "".join(variables.values()))
+            assert not re.search(r"\d{4}|[{}]", " ".join([*arguments, *variables.values()]))
 
 
 def test_two_commands_differ_in_their_rank_alone() -> None:

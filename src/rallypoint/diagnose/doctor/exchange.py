@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from rallypoint.client.base import Store
 from rallypoint.client.look import look
@@ -49,7 +49,8 @@ T = TypeVar("T")
 _Number = Annotated[int, ReadBy(int)]  # names in a JSON object are texts
 
 
-class Participant(NamedTuple):
+@dataclass(frozen=True)
+class Participant:
     """A machine that takes part in an exchange."""
 
     number: int

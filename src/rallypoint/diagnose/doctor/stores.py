@@ -118,7 +118,8 @@ def _free_port(endpoint: Endpoint) -> int:
     """A usual port, below the range for clients, that is free now; 0 if there is none."""
     low, _ = client_ports()
     # Also lower ones, for systems that give even the usual ones to clients.
-    for port in (*range(MASTER_PORT, MASTER_PORT + 50), *range(20_000, 20_050)):
+    candidates: list[int] = [*range(MASTER_PORT, MASTER_PORT + 50), *range(20_000, 20_050)]
+    for port in candidates:
         if port != endpoint.port and port < low:
             with suppress(PortInUseError, BindError):
                 try_port(endpoint.host, port)

@@ -30,19 +30,19 @@ from rallypoint.cli.findings import print_matrix
 from rallypoint.cli.main import main
 from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
-from rallypoint.diagnose.doctor import all_machines as everyone
-from rallypoint.diagnose.doctor.all_machines import visit
+from rallypoint.diagnose.doctor import exchange
 from rallypoint.diagnose.doctor.checks import CHECKS
-from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.exchange import Gathered, visit
 from rallypoint.diagnose.doctor.network import interfaces_out
 from rallypoint.diagnose.doctor.situation import Situation
-from rallypoint.diagnose.findings import Finding, Fix, failure, note, ok, unknown, warning
+from rallypoint.diagnose.findings import Finding, Fix, State
 from rallypoint.errors import ConnectionLostError, RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import put_on_path, without_rank
 from raw import SECONDS, until
 from test_doctor_judging import gathering, way
 
+OK, N, W, F, U = State.OK, State.NOTE, State.WARNING, State.FAILURE, State.UNKNOWN
 Said = tuple[str | int | None, str, str]
 DOCTOR = (sys.executable, "-m", "rallypoint", "doctor")
 
@@ -211,7 +211,7 @@ def test_only_an_endpoint_that_was_asked_for_is_visited(
 ) -> None:
     asked: list[tuple[Endpoint | None, dict[str, bool]]] = []
 
-    def examine(situation: Situation, **said: bool) -> bool:
+    def examine(situation: Situation, _: object, **said: bool) -> bool:
         asked.append((situation.endpoint, said))
         return True
 
@@ -221,25 +221,22 @@ def test_only_an_endpoint_that_was_asked_for_is_visited(
     for words in ((), ("--endpoint", "by-option:1")):
         assert said_by_main(monkeypatch, capsys, *words) == (0, "", "")
     assert asked == [
-        (Endpoint("by-variable", 29500), {"asked_for": False, "as_json": False}),
-        (Endpoint("by-option", 1), {"asked_for": True, "as_json": False}),
+        (Endpoint("by-variable", 29500), {"visits": False, "as_json": False}),
+        (Endpoint("by-option", 1), {"visits": True, "as_json": False}),
     ]
 
 
 # What is printed -------------------------------------------------------------------------------------------
 
+USE, USE_ETHERNET = "export GLOO_SOCKET_IFNAME=eth7", Fix("env", "GLOO_SOCKET_IFNAME", "eth7")
+CLIENT = "rallypoint run --client=python"
 WRONG = [
-    ok("python", "3.11"),
-    warning(
-        "host-name",
-        "me is 127.0.0.1",
-        "export GLOO_SOCKET_IFNAME=eth7",
-        Fix("env", "GLOO_SOCKET_IFNAME", "eth7"),
-    ),
-    unknown("interfaces", "the system\n  does not tell them"),
-    note("known-defects", "it warns", "ignore it"),
-    failure("libuv", "it says \x1b[31mred", "rallypoint run --client=python", Fix("run", "client", "python")),
-    failure("gloo", "it fails", "export GLOO_SOCKET_IFNAME=eth7", Fix("env", "GLOO_SOCKET_IFNAME", "eth7")),
+    Finding("python", OK, "3.11"),
+    Finding("host-name", W, "me is 127.0.0.1", USE, USE_ETHERNET),
+    Finding("interfaces", U, "the system\n  does not tell them"),
+    Finding("known-defects", N, "it warns", "ignore it"),
+    Finding("libuv", F, "it says \x1b[31mred", CLIENT, Fix("run", "client", "python")),
+    Finding("gloo", F, "it fails", USE, USE_ETHERNET),
 ]
 
 
@@ -256,7 +253,7 @@ HERE = Situation({}, None, Path())
 
 
 def test_a_report_for_people(findings: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
-    assert not examining.examine(HERE, asked_for=False, as_json=False)
+    assert not examining.examine(HERE, visits=False, as_json=False)
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert lines[:7] == [
@@ -273,10 +270,10 @@ def test_a_report_for_people(findings: list[Finding], capsys: pytest.CaptureFixt
 
 
 def test_only_failures_make_it_fail(findings: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
-    for state, good in ((note, True), (warning, True), (unknown, True), (failure, False)):
-        findings[:] = [state("x", "y")]
-        assert examining.examine(HERE, asked_for=False, as_json=True) == good
-        assert ("all is well" in capsys.readouterr().err) == (state is note)
+    for state in State:
+        findings[:] = [Finding("x", state, "y")]
+        assert examining.examine(HERE, visits=False, as_json=True) == (state is not F)
+        assert ("all is well" in capsys.readouterr().err) == (state in (OK, N))
 
 
 def test_long_texts_are_wrapped_and_commands_kept_whole(
@@ -284,8 +281,8 @@ def test_long_texts_are_wrapped_and_commands_kept_whole(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     command = "export LONG=one; export LONGER=" + "x" * 70
-    findings[:] = [warning("name", "word " * 30, command)]
-    examining.examine(HERE, asked_for=False, as_json=False)
+    findings[:] = [Finding("name", W, "word " * 30, command)]
+    examining.examine(HERE, visits=False, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert f"{'':15}hint: {command}" in lines, "on one line, to be pasted"
     assert all(len(line) <= 60 for line in lines[:4])
@@ -311,21 +308,21 @@ def test_a_doctor_that_goes_away_costs_nobody_the_own_findings(
     def go_away(*_: object) -> None:
         raise ConnectionLostError("the connection was lost", hint="look at its log")
 
-    findings[:] = [ok("python", "3.11")]
+    findings[:] = [Finding("python", OK, "3.11")]
     monkeypatch.setattr(examining, "visit", go_away)
     place = Situation({}, Endpoint("a", 1), Path())
     lost = "the doctor at a:1 went away: the connection was lost"
-    assert not examining.examine(place, asked_for=True, as_json=True)
+    assert not examining.examine(place, visits=True, as_json=True)
     found = by_name(json.loads(capsys.readouterr().out))
     assert found["python"][0]["state"] == "ok"
     assert (found["machines"][0]["state"], found["machines"][0]["found"]) == ("failure", lost)
-    assert not examining.examine(place, asked_for=True, as_json=False)
+    assert not examining.examine(place, visits=True, as_json=False)
     said = capsys.readouterr()
     assert said.out.startswith(
         f"ok       python    3.11\nfailure  machines  {lost}\n{'':19}hint: look at its log\n"
     )
     assert said.err.startswith("rallypoint: 1 failed (2 findings")
-    assert examining.examine(place, asked_for=False, as_json=True), (
+    assert examining.examine(place, visits=False, as_json=True), (
         "where nobody asked for it, nobody is visited"
     )
 
@@ -363,9 +360,9 @@ def test_of_all_machines_the_first_tells_and_fails(
     findings: list[Finding], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ranks 0 and 1 are of the first machine, 2 of the second: one of them fails, not all."""
-    findings[:] = [ok("python", "3.11"), warning("clock", "it is late")]
+    findings[:] = [Finding("python", OK, "3.11"), Finding("clock", W, "it is late")]
     broken = gathering(2, replace(way(0, 1), error="no answer"))
-    everything = replace(broken, findings={0: tuple(findings), 1: (ok("python", "3.11"),)})
+    everything = replace(broken, findings={0: tuple(findings), 1: (Finding("python", OK, "3.11"),)})
     monkeypatch.setattr(examining, "attend_job", lambda *_: everything)
     for rank in range(3):
         be_a_rank(monkeypatch, rank, 4, 2)
@@ -381,8 +378,12 @@ def test_what_is_so_on_every_machine_is_told_once(
     findings: list[Finding], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     be_a_rank(monkeypatch, 0, 3, 1)
-    same = [warning("clock", "it is late", "wait"), ok("python", "3.11"), note("known-defects", "it warns")]
-    own = warning("backlog", "128 clients")
+    same = [
+        Finding("clock", W, "it is late", "wait"),
+        Finding("python", OK, "3.11"),
+        Finding("known-defects", N, "it warns"),
+    ]
+    own = Finding("backlog", W, "128 clients")
     of_each = {0: tuple(same), 1: (*same, own), 2: tuple(replace(each, seconds=3.0) for each in same)}
     monkeypatch.setattr(examining, "attend_job", lambda *_: replace(gathering(3), findings=of_each))
     assert examining.examine_everyone(Path(), as_json=False)
@@ -433,36 +434,28 @@ def test_what_mends_something_is_shown_then_written(
 
 
 def test_mending_as_json(findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    examining.mend(HERE, as_json=True)
-    document = json.loads(capsys.readouterr().out)
     path = tmp_path.resolve() / "rallypoint.toml"
-    assert document["written"] == {
-        "file": str(path),
-        "settings": {"env": {"GLOO_SOCKET_IFNAME": "eth7"}, "run": {"client": "python"}},
-        "undo": f"delete {path}",
-    }
-    assert path.read_text() == MENDED
-    examining.mend(HERE, as_json=True)
-    assert json.loads(capsys.readouterr().out)["written"] is None
+    tables = {"env": {"GLOO_SOCKET_IFNAME": "eth7"}, "run": {"client": "python"}}
+    for written in ({"file": str(path), "settings": tables, "undo": f"delete {path}"}, None):
+        examining.mend(HERE, as_json=True)
+        assert json.loads(capsys.readouterr().out)["written"] == written
+        assert path.read_text() == MENDED
 
 
 def test_a_variable_that_is_set_is_not_written(
     findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """It goes before the file, so that would change nothing; the hint says what does."""
+    fixable = [each for each in findings if each.fix]
+    findings[:] = [Finding("x", F, "y", "do it yourself")]
+    assert not examining.mend(HERE, as_json=False)
+    assert "Nothing to write: none of this is for rallypoint.toml to mend." in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    findings[:] = fixable
     chosen = Situation({"GLOO_SOCKET_IFNAME": "eth0", "client": "x"}, None, Path())
     examining.mend(chosen, as_json=False)
     assert "hint: export GLOO_SOCKET_IFNAME=eth7" in capsys.readouterr().out
     assert (tmp_path / "rallypoint.toml").read_text().endswith('--fix\n[run]\nclient = "python"\n')
-
-
-def test_with_nothing_to_mend_nothing_is_written(
-    findings: list[Finding], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    findings[:] = [failure("x", "y", "do it yourself")]
-    assert not examining.mend(HERE, as_json=False)
-    assert "Nothing to write: none of this is for rallypoint.toml to mend." in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_on_a_terminal_it_asks_first(
@@ -477,19 +470,6 @@ def test_on_a_terminal_it_asks_first(
         examining.mend(HERE, as_json=False)
         assert (tmp_path / "rallypoint.toml").exists() == (answer == "\n")
         assert ("nothing was written" in capsys.readouterr().err) != (answer == "\n")
-
-
-def test_a_file_that_cannot_be_written_is_named(
-    findings: list[Finding],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "rallypoint.toml").mkdir()
-    code, _, err = said_by_main(monkeypatch, capsys, "--fix")
-    assert code == 1
-    assert "standard output" not in err
-    assert "rallypoint.toml" in err
 
 
 def test_a_file_that_others_may_write_is_not_replaced(
@@ -576,7 +556,7 @@ def listening(
 def test_a_listening_doctor_tells_of_visitors_and_ends_well_while_one_is_there(tmp_path: Path) -> None:
     """A second visitor comes, and nothing of it but the beginning: no thread leaves a traceback."""
     with listening(tmp_path, "--endpoint", f"127.0.0.1:{free_port()}", "--json") as (process, endpoint):
-        found = visit(endpoint, [ok("a", "b")])
+        found = visit(endpoint, [Finding("a", OK, "b")])
         assert found is not None
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())["machines"]
@@ -584,9 +564,9 @@ def test_a_listening_doctor_tells_of_visitors_and_ends_well_while_one_is_there(t
         assert [each["error"] for each in told["ways"]] == ["", ""]
         assert {each["state"] for each in told["between"]} <= {"ok", "warning"}
         with TCPStore(endpoint.host, endpoint.port, timeout=SECONDS) as store:
-            practice = PrefixStore(everyone._PREFIX, store)
-            number = practice.add(everyone._VISITS, 1)
-            practice.queue_push(everyone._VISITORS, str(number))
+            practice = PrefixStore(exchange._PREFIX, store)
+            number = practice.add(exchange._VISITS, 1)
+            practice.queue_push(exchange._VISITORS, str(number))
             practice.wait([f"visit/{number}/card/0"], SECONDS)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=SECONDS)
@@ -682,17 +662,17 @@ DEAF = (
     QUICK
     + """
 import ctypes, struct
-from rallypoint.diagnose.doctor import exchange
+from rallypoint.diagnose.doctor import probes
 
 PROGRAM = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
-listen = exchange._listen
+listen = probes._listen
 
 def listen_deaf():
     listener = listen()
     listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(PROGRAM)))
     return listener
 
-exchange._listen = listen_deaf
+probes._listen = listen_deaf
 """
 )
 

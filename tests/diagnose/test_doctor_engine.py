@@ -17,43 +17,42 @@ from engines import ask, etcd_cluster, free_ports, make_certificate, redis_clust
 from rallypoint.cli import doctor as examining
 from rallypoint.diagnose.doctor import engine
 from rallypoint.diagnose.doctor.checks import CHECKS
-from rallypoint.diagnose.doctor.engine import (
-    EtcdFacts,
-    LogFacts,
-    RedisFacts,
-    judge_etcd,
-    judge_log,
-    judge_redis,
-    judge_speed,
-)
+from rallypoint.diagnose.doctor.engine import judge_etcd, judge_log, judge_redis, judge_speed
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
+from rallypoint.store.replica.engines.etcd_messages import Status
 from rallypoint.store.replica.engines.opening import open_log
 from rallypoint.store.replica.engines.redis_scripts import COMMANDS
 from rallypoint.store.replica.log import Checkpoint, Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK
 
-ETCD = EtcdFacts(
-    members=3,
-    silent={},
-    versions=["3.4.23", "3.4.23", "3.4.23"],
-    has_leader=True,
-    size=5 << 20,
-    quota=0,
-    alarms=[],
-    revision=100_000,
-    is_compacted=True,
-)
-REDIS = RedisFacts(
-    version="7.0.15",
-    is_watched=True,
-    replicas=2,
-    has_file=True,
-    settings={"appendfsync": "always", "min-replicas-to-write": "1"},
-    most_bytes=0,
-    policy="noeviction",
-)
+MIB = 1 << 20
+NODE = Status("3.4.23", 5 * MIB, MIB, 0, 7, 7, 100_000, [])
+INFO = {
+    "redis_version": "7.0.15",
+    "aof_enabled": 1,
+    "maxmemory": 0,
+    "maxmemory_policy": "noeviction",
+    "slave0": {"state": "online"},
+    "slave1": {"state": "online"},
+    "slave2": {"state": "wait_bgsave"},
+}
+ALWAYS = {"appendfsync": "always", "min-replicas-to-write": "1"}
+
+
+def etcd(
+    *changes: dict[str, Any], silent: str = "", members: int = 3, is_compacted: bool | None = True
+) -> list[tuple[State, str]]:
+    """What is wrong with a cluster of three nodes, of which the first ones differ in this."""
+    nodes = [replace(NODE, **change) for change in changes] + [NODE] * (3 - len(changes))
+    return worst_of(judge_etcd(nodes, {silent: "no answer"} if silent else {}, members, is_compacted))
+
+
+def redis(
+    acks: int = 1, settings: dict[str, str] | None = ALWAYS, has_sentinels: bool = True, **changes: Any
+) -> list[tuple[State, str]]:
+    return worst_of(judge_redis({**INFO, **changes}, settings, acks, has_sentinels=has_sentinels))
 
 
 def worst_of(findings: Iterable[Finding]) -> list[tuple[State, str]]:
@@ -62,77 +61,60 @@ def worst_of(findings: Iterable[Finding]) -> list[tuple[State, str]]:
 
 
 def test_nothing_is_wrong_with_good_engines() -> None:
-    assert not worst_of(judge_etcd(ETCD))
-    assert not worst_of(judge_redis(REDIS, 1))
+    assert etcd() == redis() == []
+    assert etcd({"version": "3.5.3"}, {"version": "3.6.0-rc.1"}) == []
+    assert etcd(*[{"size": 1900 * MIB, "quota": 8 << 30}] * 3) == [], "a larger quota has more room"
     assert judge_speed("x", 0.001).state is OK
     assert judge_speed("x", 0.2).state is W
 
 
-@pytest.mark.parametrize(
-    ("change", "state", "words"),
-    [
-        ({"versions": ["3.5.2", "3.5.3"]}, W, "3.5.0 to 3.5.2"),
-        ({"versions": ["3.3.1"]}, W, "not been tried"),
-        ({"members": 1}, W, "1 member: when its machine dies"),
-        ({"members": 4}, N, "one more would let"),
-        ({"has_leader": False}, F, "none of them leads"),
-        ({"silent": {"a:1": "no answer"}}, W, "a:1 does not answer"),
-        ({"alarms": ["memberID:7 alarm:NOSPACE "]}, F, "alarm:NOSPACE"),
-        ({"size": 1900 << 20}, W, "if its quota is the default"),
-        ({"is_compacted": False}, W, "is not compacted: all 100,000 revisions"),
-        ({"is_compacted": False, "revision": 10}, N, "says nothing"),
-        ({"is_compacted": None}, U, "may not ask"),
-    ],
-)
-def test_what_is_wrong_with_an_etcd(change: dict[str, Any], state: State, words: str) -> None:
-    ((found, text),) = worst_of(judge_etcd(replace(ETCD, **change)))
-    assert (found, words in text) == (state, True), text
-
-
-def test_a_larger_quota_has_more_room() -> None:
-    assert not worst_of(judge_etcd(replace(ETCD, size=1900 << 20, quota=8 << 30)))
-    assert not worst_of(judge_etcd(replace(ETCD, versions=["3.5.3", "3.6.0-rc.1"])))
-
-
-@pytest.mark.parametrize(
-    ("change", "acks", "state", "words"),
-    [
-        ({"version": "6.0.16"}, 1, F, "too old"),
-        ({"has_file": False}, 1, W, "writes no file"),
-        ({"settings": {"appendfsync": "everysec"}}, 1, N, "a second of changes"),
-        ({"settings": {"appendfsync": "no"}}, 1, W, "half a minute"),
-        ({"settings": None}, 1, U, "may not ask"),
-        ({"policy": "allkeys-lru", "most_bytes": 1 << 30}, 1, F, "drop the log"),
-        ({"policy": "allkeys-lfu"}, 1, W, "if it gets a limit"),
-        ({}, 3, F, "2 replicas, where --acks 3"),
-        ({}, 0, W, "a failover may lose"),
-        ({}, 2, N, "while one is down"),
-        ({"replicas": 0}, 0, W, "no replica"),
-        ({"is_watched": False}, 1, W, "names no Sentinels"),
-        ({"settings": {"appendfsync": "always", "min-replicas-to-write": "0"}}, 1, N, "min-replicas"),
-    ],
-)
-def test_what_is_wrong_with_a_redis(change: dict[str, Any], acks: int, state: State, words: str) -> None:
-    ((found, text),) = worst_of(judge_redis(replace(REDIS, **change), acks))
-    assert (found, words in text) == (state, True), text
-
-
-LED = LogFacts(Leadership(3, 9, "a:1"), True, [Follower("a:1", 5), Follower("b:1", 5)], Extent(1, 4, 2))
+def test_what_is_wrong_with_an_engine() -> None:
+    alone: dict[str, Any] = {"slave0": {}, "slave1": {}}
+    for told, state, words in (
+        (etcd({"version": "3.5.2"}, {"version": "3.5.3"}), W, "3.5.0 to 3.5.2"),
+        (etcd({"version": "3.3.1"}), W, "not been tried"),
+        (etcd(members=1), W, "1 member: when its machine dies"),
+        (etcd(members=4), N, "one more would let"),
+        (etcd(silent="a:1"), W, "a:1 does not answer"),
+        (etcd(*[{"leader": 0}] * 3), F, "none of them leads"),
+        (etcd({"errors": ["memberID:7 alarm:NOSPACE "]}), F, "alarm:NOSPACE"),
+        (etcd({"size": 1900 * MIB}), W, "if its quota is the default"),
+        (etcd(is_compacted=False), W, "is not compacted: all 100,000 revisions"),
+        (etcd(*[{"revision": 10}] * 3, is_compacted=False), N, "says nothing"),
+        (etcd(is_compacted=None), U, "may not ask"),
+        (redis(redis_version="6.0.16"), F, "too old"),
+        (redis(aof_enabled=0), W, "writes no file"),
+        (redis(settings={"appendfsync": "everysec"}), N, "a second of changes"),
+        (redis(settings={"appendfsync": "no"}), W, "half a minute"),
+        (redis(settings=None), U, "may not ask"),
+        (redis(maxmemory_policy="allkeys-lru", maxmemory=1 << 30), F, "drop the log"),
+        (redis(maxmemory_policy="allkeys-lfu"), W, "if it gets a limit"),
+        (redis(acks=3), F, "2 replicas, where --acks 3"),
+        (redis(acks=0), W, "a failover may lose"),
+        (redis(acks=2), N, "while one is down"),
+        (redis(acks=0, **alone), W, "no replica"),
+        (redis(has_sentinels=False), W, "names no Sentinels"),
+        (redis(settings={**ALWAYS, "min-replicas-to-write": "0"}), N, "min-replicas"),
+    ):
+        ((found, text),) = told
+        assert (found, words in text) == (state, True), (words, text)
 
 
 def test_who_leads() -> None:
-    assert [each.found for each in judge_log(LED)] == [
-        "a:1 leads in term 3; b:1 stands by",
-        "the last checkpoint, of record 4, takes 2 B",
-    ]
-    assert worst_of(judge_log(replace(LED, followers=[])))[0] == (
-        *(W, "a:1 leads in term 3, and nobody stands by"),
-    )
-    assert worst_of(judge_log(replace(LED, is_alive=False)))[0][0] is W
-    assert worst_of(judge_log(replace(LED, leadership=Leadership(3, 9, ""))))[0][0] is N
-    (marked, *_) = judge_log(replace(LED, leadership=Leadership(3, 9, "a:1", "record 7 is gone")))
-    assert (marked.state, "record 7 is gone" in marked.found) == (F, True)
-    assert "rallypoint erase" in marked.hint
+    extent, both = Extent(1, 4, 2), [Follower("a:1", 5), Follower("b:1", 5)]
+
+    def told(leader: str, lost: str = "", is_alive: bool = True, others: int = 2) -> tuple[State, str]:
+        first, *more = judge_log(Leadership(3, 9, leader, lost), is_alive, both[:others], extent)
+        assert [each.found for each in more] == ["the last checkpoint, of record 4, takes 2 B"]
+        assert ("rallypoint erase" in first.hint) == bool(lost)
+        return first.state, first.found
+
+    assert told("a:1") == (OK, "a:1 leads in term 3; b:1 stands by")
+    assert told("a:1", others=1) == (W, "a:1 leads in term 3, and nobody stands by")
+    assert told("a:1", is_alive=False)[0] is W
+    assert told("") == (N, "nobody leads this job; a:1, b:1 stand by")
+    state, found = told("a:1", "record 7 is gone")
+    assert (state, "record 7 is gone" in found) == (F, True)
 
 
 # Real engines

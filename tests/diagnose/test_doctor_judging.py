@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rallypoint.codec import from_json, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.between_machines import judge_machines, matrix
-from rallypoint.diagnose.doctor.exchange import Card, Gathered, MachineRow, Way
-from rallypoint.diagnose.findings import State, failure, ok
+from rallypoint.diagnose.doctor.exchange import Gathered, MachineRow
+from rallypoint.diagnose.doctor.probes import Card, Way
+from rallypoint.diagnose.findings import Finding, State
 from test_doctor_checks import findings
 
 F, W, OK = State.FAILURE, State.WARNING, State.OK
@@ -112,15 +113,15 @@ def test_a_card_or_way_that_cannot_be_meant_is_refused() -> None:
 
 def test_two_machines_without_a_fault() -> None:
     assert judge_machines(gathering(2)) == [
-        ok("machines", "all 2 came: node-0 (0), node-1 (1)"),
-        ok("ways", "every machine reaches every other, in 200 us"),
-        ok("versions", "equal: python 3.11.7, rallypoint 0.1.0, torch 2.13.0"),
-        ok("clocks", "at most 10.0 ms apart"),
+        Finding("machines", OK, "all 2 came: node-0 (0), node-1 (1)"),
+        Finding("ways", OK, "every machine reaches every other, in 200 us"),
+        Finding("versions", OK, "equal: python 3.11.7, rallypoint 0.1.0, torch 2.13.0"),
+        Finding("clocks", OK, "at most 10.0 ms apart"),
     ]
     one_takes_longer = gathering(2, replace(way(0, 1), round_trip=0.003, clock=-2.0))
     assert judge_machines(one_takes_longer)[1::2] == [
-        ok("ways", "every machine reaches every other, in 200 us to 3.00 ms"),
-        ok("clocks", "at most 2.00 s apart"),
+        Finding("ways", OK, "every machine reaches every other, in 200 us to 3.00 ms"),
+        Finding("clocks", OK, "at most 2.00 s apart"),
     ]
     assert [(each.name, each.state) for each in judge_machines(gathering(1))] == [
         ("machines", OK),
@@ -274,7 +275,7 @@ def test_of_many_machines_the_first_are_named() -> None:
     broken = replace(gathered, ways=tuple(replace(each, error="no") for each in gathered.ways))
     of_ways = [each for each in judge_machines(broken) if each.name == "ways"]
     assert len(of_ways) == 9
-    assert of_ways[-1] == failure("ways", "1,552 more findings of this kind")
+    assert of_ways[-1] == Finding("ways", F, "1,552 more findings of this kind")
     wrong = [
         replace(each, seen_as="192.168.7.7", address="fd00::ff", resolved=("10.9.9.9",))
         for each in gathered.ways

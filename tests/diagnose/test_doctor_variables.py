@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.diagnose.doctor import situation as variables
-from rallypoint.diagnose.doctor.all_machines import by_launcher
+from rallypoint.diagnose.doctor.exchange import by_launcher
 from rallypoint.diagnose.doctor.machine import check_backlog, check_open_files
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of, number_in
 from rallypoint.diagnose.findings import Fix, State, ok, set_variable, unset_variable
@@ -65,7 +65,7 @@ def test_sane_variables_are_told_in_one_finding() -> None:
         ({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}, "GROUP_RANK=0, GROUP_WORLD_SIZE=1"),
         ({"MASTER_ADDR": "::1", **ONE_MACHINE}, "LOCAL_WORLD_SIZE=8, MASTER_ADDR=::1, WORLD_SIZE=8"),
     ):
-        assert list(variables.check_variables(situation(environ))) == [ok("variables", text)]
+        assert list(variables.check_variables(situation(environ))) == [ok(text)]
     for name, texts in {
         "MASTER_ADDR": ("fd00::1", "localhost"),
         "MASTER_PORT": ("1024", "32767", "61000", "65535", " 29500 "),
@@ -75,14 +75,12 @@ def test_sane_variables_are_told_in_one_finding() -> None:
         "TORCH_DEVICE_BACKEND_AUTOLOAD": ("1",),
     }.items():
         for text in texts:
-            assert list(variables.check_variables(situation({name: text}))) == [
-                ok("variables", f"{name}={text}")
-            ]
+            assert list(variables.check_variables(situation({name: text}))) == [ok(f"{name}={text}")]
 
 
 def test_a_switch_that_launchers_do_not_obey_is_called_so() -> None:
     noted, told = variables.check_variables(situation({"USE_LIBUV": "0"}))
-    assert (noted.state, told) == (State.NOTE, ok("variables", "USE_LIBUV=0"))
+    assert (noted.state, told) == (State.NOTE, ok("USE_LIBUV=0"))
     assert "the stores that torchrun and accelerate make for their rendezvous do not" in noted.found
 
 
@@ -193,7 +191,7 @@ def test_variables_that_are_wrong_have_one_finding_each(
     environ: dict[str, str], state: State, found: str, hint: str
 ) -> None:
     [finding] = variables.check_variables(Situation(environ, endpoint_of(environ), Path()))
-    assert (finding.name, finding.state) == ("variables", state)
+    assert finding.state is state
     assert found in finding.found
     assert hint in finding.hint
 
@@ -256,7 +254,7 @@ def test_any_variables_come_to_something(numbers: dict[str, str], texts: dict[st
     assert here.world_size is None or 0 < here.world_size <= 10_000_000
     found = list(variables.check_variables(here))
     assert found
-    assert all(each.name == "variables" and each.found for each in found)
+    assert all(each.found for each in found)
     assert [each.state for each in found] == [State.OK] or all(each.hint for each in found), (
         "what is wrong has a remedy"
     )

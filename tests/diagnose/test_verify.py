@@ -22,13 +22,14 @@ import pytest
 
 from command_line import invoke
 from rallypoint.diagnose.verify import SIMULATION, trainings
-from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Command, Route, select
-from rallypoint.diagnose.verify.trainings import FOLDER, Equipment, Result, TrainingSettings
-from rallypoint.diagnose.verify.verdict import (
-    ProcessEnding,
-    RankHealth,
+from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Route, select
+from rallypoint.diagnose.verify.trainings import (
+    FOLDER,
+    Equipment,
     RankReport,
-    health_of,
+    Result,
+    TrainingSettings,
+    health_rows,
     hint_for,
     problems_of,
     warnings_of,
@@ -59,36 +60,37 @@ GOOD = RankReport(
 )
 OTHER = replace(GOOD, rank=1, pid=2)
 BOTH = (GOOD, OTHER)
-ENDED = ProcessEnding((0,))
 
 
 # --- Judgement ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("ending", "reports", "problems"),
+    ("codes", "limit", "reports", "problems"),
     [
-        (ENDED, BOTH, []),
-        (ENDED, [GOOD], ["rank 1 did not report"]),
-        (ENDED, [*BOTH, replace(GOOD, rank=2)], ["there is a rank 2 too many"]),
-        (ENDED, [GOOD, replace(OTHER, world_size=1)], ["rank 1 was in a world of 1, not of 2"]),
-        (ProcessEnding((1, 1)), BOTH, ["exit code 1"]),  # once
-        (ProcessEnding((0, -11)), BOTH, ["a process was ended by signal 11"]),
-        (ProcessEnding((None,), 120.0), [GOOD], ["it was not done after 120 s", "rank 1 did not report"]),
-        (ENDED, [GOOD, replace(OTHER, loss_first=0.9)], ["the ranks do not agree on the first loss"]),
-        (ENDED, [GOOD, replace(OTHER, loss_last=0.101)], ["the ranks do not agree on the last loss"]),
-        (ENDED, [GOOD, replace(OTHER, checksum=141.3)], ["the ranks do not agree on the parameters"]),
-        (ENDED, [GOOD, replace(OTHER, checksum=141.25001)], []),
+        ((0,), None, BOTH, []),
+        ((0,), None, [GOOD], ["rank 1 did not report"]),
+        ((0,), None, [*BOTH, replace(GOOD, rank=2)], ["there is a rank 2 too many"]),
+        ((0,), None, [GOOD, replace(OTHER, world_size=1)], ["rank 1 was in a world of 1, not of 2"]),
+        ((1, 1), None, BOTH, ["exit code 1"]),  # once
+        ((0, -11), None, BOTH, ["a process was ended by signal 11"]),
+        ((None,), 120.0, [GOOD], ["it was not done after 120 s", "rank 1 did not report"]),
+        ((0,), None, [GOOD, replace(OTHER, loss_first=0.9)], ["the ranks do not agree on the first loss"]),
+        ((0,), None, [GOOD, replace(OTHER, loss_last=0.101)], ["the ranks do not agree on the last loss"]),
+        ((0,), None, [GOOD, replace(OTHER, checksum=141.3)], ["the ranks do not agree on the parameters"]),
+        ((0,), None, [GOOD, replace(OTHER, checksum=141.25001)], []),
     ],
 )
-def test_what_is_wrong(ending: ProcessEnding, reports: Sequence[RankReport], problems: list[str]) -> None:
-    assert problems_of(2, ending, reports) == problems
+def test_what_is_wrong(
+    codes: tuple[int | None, ...], limit: float | None, reports: Sequence[RankReport], problems: list[str]
+) -> None:
+    assert list(problems_of(2, codes, limit, reports)) == problems
 
 
 @pytest.mark.parametrize(("last", "good"), [(0.4, True), (0.41, False), (0.9, False), (float("nan"), False)])
 def test_the_loss_has_to_fall_clearly(last: float, good: bool) -> None:
-    found = problems_of(1, ENDED, [replace(GOOD, world_size=1, loss_last=last)])
-    assert found == ([] if good else [f"rank 0 learned nothing: loss 0.8 -> {last:.4g}"])
+    found = problems_of(1, (0,), None, [replace(GOOD, world_size=1, loss_last=last)])
+    assert list(found) == ([] if good else [f"rank 0 learned nothing: loss 0.8 -> {last:.4g}"])
 
 
 def test_the_rank_that_works_long_or_comes_late_lags_and_not_the_one_that_waits() -> None:
@@ -130,12 +132,12 @@ def test_hints(problems: Sequence[str], log: str, hint: str) -> None:
 
 def test_health_is_told_by_rank_and_device() -> None:
     on_gpu = replace(GOOD, device="cuda:0", steps_per_second=100, peak_memory_bytes=5, gpu_use_percent=40)
-    slower = replace(on_gpu, steps_per_second=90, peak_memory_bytes=7, gpu_use_percent=30)
+    slower = replace(on_gpu, steps_per_second=90, peak_memory_bytes=7 << 20, gpu_use_percent=30)
     unknown = replace(OTHER, peak_memory_bytes=None)
-    assert health_of([[GOOD, unknown], [on_gpu], [slower], []]) == [
-        RankHealth(0, "cpu", "gloo", (300, 300), 300 * 2**20, None),
-        RankHealth(0, "cuda:0", "gloo", (90, 100), 7, 40),
-        RankHealth(1, "cpu", "gloo", (300, 300), None, None),
+    assert health_rows([[GOOD, unknown], [on_gpu], [slower], []]) == [
+        ["0", "cpu", "gloo", "300 to 300", "300 MiB", ""],
+        ["0", "cuda:0", "gloo", "90 to 100", "7 MiB", "40 %"],
+        ["1", "cpu", "gloo", "300 to 300", "", ""],
     ]
 
 
@@ -144,20 +146,19 @@ def test_health_is_told_by_rank_and_device() -> None:
 
 def test_every_route_starts_the_script_and_none_has_a_port_of_its_own() -> None:
     assert len(BY_NAME) == len(ROUTES) + 1
-    words = {"script": "SCRIPT", "folder": "FOLDER", "port": "PORT"}
     for route in BY_NAME.values():
-        for command in (each.fill(words) for each in route.commands):
-            assert command.arguments[-1] == "SCRIPT"
-            assert not re.search(r"\d{4}", str((command.arguments, command.variables)))
+        for arguments, variables in route.commands("SCRIPT", "FOLDER", 7):
+            assert arguments[-1] == "SCRIPT"
+            assert not re.search(r"\d{4}|[{}]", " ".join([*arguments, *variables.values()]))
 
 
 def test_two_commands_differ_in_their_rank_alone() -> None:
-    by_variable, by_url, by_option = (BY_NAME[name].commands for name in ("env", "tcp", "accelerate-2"))
-    assert [command.variables["RANK"] for command in by_variable] == ["0", "1"]
-    assert ["rank=1" in command.variables["RALLYPOINT_VERIFY_INIT"] for command in by_url] == [False, True]
-    assert [command.arguments[-3:-1] for command in by_option] == [
-        *(("--machine_rank", "0"), ("--machine_rank", "1"))
-    ]
+    commands = {name: list(BY_NAME[name].commands("x", "y", 7)) for name in ("env", "tcp", "accelerate-2")}
+    assert [variables["RANK"] for _, variables in commands["env"]] == ["0", "1"]
+    urls = [variables["RALLYPOINT_VERIFY_INIT"] for _, variables in commands["tcp"]]
+    assert ["rank=1" in url for url in urls] == [False, True]
+    ends = [arguments[-3:-1] for arguments, _ in commands["accelerate-2"]]
+    assert ends == [["--machine_rank", "0"], ["--machine_rank", "1"]]
 
 
 def test_selection() -> None:
@@ -220,7 +221,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _run(scripts: Path, text: str, commands: int = 1, seconds: float = _SECONDS) -> Result:
     (scripts / "script.py").write_text(REPORTING + text)
-    route = Route("fake", tuple(Command(("{script}",), {"NUMBER": str(each)}) for each in range(commands)))
+    route = Route("fake", "", {"NUMBER": "{rank}"}, commands)
     return trainings.run(route, Build.AS_IT_IS, TrainingSettings(seconds=seconds))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rallypoint.diagnose.verify import trainings
-from rallypoint.diagnose.verify.routes import BY_NAME, ROUTES, Build, Command, Route
+from rallypoint.diagnose.verify.routes import BY_NAME, ROUTES, Build, Route
 from rallypoint.diagnose.verify.trainings import Result, TrainingSettings
 
 _SECONDS = 180.0
@@ -85,26 +84,25 @@ def test_without_help_the_simulated_torch_refuses(monkeypatch: pytest.MonkeyPatc
     assert "use_libuv was requested but PyTorch was built without libuv support" in result.log
 
 
-# The training, but for 20 ms that each step takes longer.
+# The training, but for 20 ms that each step of rank 1 takes longer.
 _SLOW = """
-import importlib.util, sys, time
-spec = importlib.util.spec_from_file_location("training", r"{script}")
+import importlib.util, os, time
+spec = importlib.util.spec_from_file_location("training", {script!r})
 training = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(training)
 make_batch = training.make_batch
-training.make_batch = lambda *which: time.sleep(0.02) or make_batch(*which)
-sys.argv = ["training"]
+if os.environ["RANK"] == "1":
+    training.make_batch = lambda *which: time.sleep(0.02) or make_batch(*which)
 training.main()
 """
 
 
 @pytest.mark.slow
-def test_a_slow_rank_is_found_out() -> None:
+def test_a_slow_rank_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks take the same time for a step: those that are fast wait for the slow one."""
-    route = BY_NAME["env"]
-    first, second = route.commands
-    route = replace(route, commands=(first, Command(("-c", _SLOW), second.variables)))
-    result = _train(route, Build.AS_IT_IS)
+    (tmp_path / "training.py").write_text(_SLOW.format(script=str(trainings.SCRIPT)))
+    monkeypatch.setattr(trainings, "SCRIPT", tmp_path / "training.py")
+    result = _train(BY_NAME["env"], Build.AS_IT_IS)
     assert result.ok, "\n".join([*result.problems, result.log])
     fast, slow = result.reports
     assert fast.steps_per_second == pytest.approx(slow.steps_per_second, rel=0.1)

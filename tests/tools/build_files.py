@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rallypoint.diagnose.builds.verdicts import MISSING, SERVER, STORE
+from rallypoint.diagnose.builds.packages import MISSING, SERVER, STORE
 
 WITH = STORE + b"\0N4c10d6detail16" + SERVER + b"E\0"
 """What a library with the libuv server has in it."""

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,14 +19,20 @@ from rallypoint.cli.findings import conclude, print_findings, print_heading, pri
 from rallypoint.cli.printing import print_settings_file, progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.codec import to_json
-from rallypoint.diagnose.doctor.all_machines import attend_job, by_launcher, open_practice, own_address, visit
-from rallypoint.diagnose.doctor.all_machines import receive as receive_visitors
 from rallypoint.diagnose.doctor.between_machines import judge_machines
 from rallypoint.diagnose.doctor.checks import CHECKS, EXAMINATIONS, Check, run_checks
-from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.exchange import (
+    Gathered,
+    attend_job,
+    by_launcher,
+    open_practice,
+    own_address,
+    visit,
+)
+from rallypoint.diagnose.doctor.exchange import receive as receive_visitors
 from rallypoint.diagnose.doctor.machine import versions
 from rallypoint.diagnose.doctor.situation import Situation, endpoint_of
-from rallypoint.diagnose.findings import Finding, Fix, Outlook, State, failure, look_ahead, ok, worst
+from rallypoint.diagnose.findings import Finding, Fix, Outlook, State, look_ahead, worst
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
@@ -112,19 +119,17 @@ def doctor(
     named = _parse(endpoint) if endpoint is not None else None
     with signals_as_interrupts():
         if listen:
-            good = receive(named, as_json=as_json)
+            return 0 if receive(named, as_json=as_json) else 1
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder", hint="name one that is there, or none")
+        situation = Situation(os.environ, named or endpoint_of(os.environ), folder, engine, acks)
+        if everyone:
+            good = examine_everyone(folder, as_json=as_json)
+        elif fix:
+            good = mend(situation, as_json=as_json)
         else:
-            if not folder.is_dir():
-                raise UsageError(f"{folder} is not a folder", hint="name one that is there, or none")
-            situation = Situation(os.environ, named or endpoint_of(os.environ), folder, engine, acks)
-            if everyone:
-                good = examine_everyone(folder, as_json=as_json)
-            elif health:
-                good = examine_health(situation, health, as_json=as_json)
-            elif fix:
-                good = mend(situation, as_json=as_json)
-            else:
-                good = examine(situation, asked_for=named is not None, as_json=as_json)
+            visits = named is not None and not health
+            good = examine(situation, EXAMINATIONS.get(health, ()), visits=visits, as_json=as_json)
     return 0 if good else 1
 
 
@@ -135,15 +140,18 @@ def _parse(text: str) -> Endpoint:
     return endpoint
 
 
-def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
-    """This machine; and the way to another one whose doctor listens at the endpoint, if it was named."""
+def examine(situation: Situation, health: Sequence[Check] = (), *, visits: bool, as_json: bool) -> bool:
+    """This machine, by all checks; or by those of `health`, whether it is fit for a job.
+
+    `visits`: also the way to another machine whose doctor listens at the endpoint.
+    """
     begun = time.monotonic()
-    findings = _run_checks(situation, show_progress=True)
+    findings = _run_checks(situation, health, show_progress=not health)
     store = worst(findings, "store")
     is_lost = store is not None and store.state in (State.FAILURE, State.UNKNOWN)
-    place = situation.endpoint if asked_for and not is_lost else None
+    place = situation.endpoint if visits and not is_lost else None
     gathered, between = _visit(place, findings) if place else (None, [])
-    outlook = _outlook(findings)
+    outlook = [] if health else _outlook(findings)
     seconds = time.monotonic() - begun
     if as_json:
         own = findings if gathered else [*findings, *between]
@@ -152,20 +160,9 @@ def examine(situation: Situation, *, asked_for: bool, as_json: bool) -> bool:
         print_findings([*findings, *between])
         if gathered:
             print_matrix(gathered)
-        print_outlook(outlook)
+        if outlook:
+            print_outlook(outlook)
     return conclude([*findings, *between], seconds)
-
-
-def examine_health(situation: Situation, kind: str, *, as_json: bool) -> bool:
-    """Whether this machine is fit for a job."""
-    begun = time.monotonic()
-    findings = _run_checks(situation, EXAMINATIONS[kind], show_progress=False)
-    seconds = time.monotonic() - begun
-    if as_json:
-        print(json.dumps(_document(findings, [], seconds), indent=2))
-    else:
-        print_findings(findings)
-    return conclude(findings, seconds)
 
 
 def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | None, list[Finding]]:
@@ -173,7 +170,8 @@ def _visit(endpoint: Endpoint, findings: Sequence[Finding]) -> tuple[Gathered | 
     try:
         gathered = visit(endpoint, findings)
     except RallypointError as error:
-        return None, [failure("machines", f"the doctor at {endpoint} went away: {error.message}", error.hint)]
+        lost = f"the doctor at {endpoint} went away: {error.message}"
+        return None, [Finding("machines", State.FAILURE, lost, error.hint)]
     return gathered, judge_machines(gathered) if gathered else []
 
 
@@ -213,17 +211,18 @@ def _print_machines(gathered: Gathered) -> None:
     for number, found in sorted(of_each.items()):
         print_heading(f"on {gathered.name(number)}")
         own = [each for key, each in found.items() if key not in common]
-        print_findings(own or [ok("machine", "nothing else" if common else "nothing is wrong")])
+        nothing = Finding("machine", State.OK, "nothing else" if common else "nothing is wrong")
+        print_findings(own or [nothing])
 
 
 def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
     """Wait for doctors of other machines, until interrupted; whether all ways were good."""
     good = [True]
-    turn = threading.Lock()
+    lock = threading.Lock()
 
-    def tell(gathered: Gathered) -> None:
+    def report(gathered: Gathered) -> None:
         between = judge_machines(gathered)
-        with turn:
+        with lock:
             good[0] = good[0] and all(each.state is not State.FAILURE for each in between)
             if as_json:
                 print(json.dumps(_about(gathered, between)))
@@ -232,14 +231,11 @@ def receive(endpoint: Endpoint | None, *, as_json: bool) -> bool:
             print_findings(between)
 
     with open_practice(endpoint) as store:
-        host = endpoint.host if endpoint else own_address()
-        where = Endpoint(host, store.port)
+        where = Endpoint(endpoint.host if endpoint else own_address(), store.port)
         try:
-            print(
-                f"rallypoint: listening; on another machine: rallypoint doctor --endpoint {where}",
-                file=sys.stderr,
-            )
-            receive_visitors(store, tell)
+            hint = f"on another machine: rallypoint doctor --endpoint {where}"
+            print(f"rallypoint: listening; {hint}", file=sys.stderr)
+            receive_visitors(store, report)
         except KeyboardInterrupt:
             print("rallypoint: done", file=sys.stderr)
     return good[0]
@@ -256,22 +252,20 @@ def mend(situation: Situation, *, as_json: bool) -> bool:
     fixes = [each for each in wanted if each and not (each.table == "env" and each.key in situation.environ)]
     tables = _not_in_file(fixes)
     path = Path.cwd() / "rallypoint.toml"
-    written = {"file": str(path), "settings": tables, "undo": f"delete {path}"} if tables else None
-    if as_json:
-        if tables:
-            _write(path, _as_toml(tables))
-        document = _document(findings, _outlook(findings), time.monotonic() - begun)
-        print(json.dumps({**document, "written": written}, indent=2))
-    elif tables:
-        name = printable(str(path))
-        print(f"\n{name} would be:\n\n{textwrap.indent(_as_toml(tables), '    ')}")
-        if sys.stdin.isatty() and not _confirm(f"write {name}?"):
-            print("rallypoint: nothing was written", file=sys.stderr)
-        else:
-            _write(path, _as_toml(tables))
-    else:
+    name = printable(str(path))
+    if not as_json and not tables:
         why = "rallypoint.toml has it all already" if fixes else "none of this is for rallypoint.toml to mend"
         print(f"\nNothing to write: {why}.")
+    elif not as_json:
+        print(f"\n{name} would be:\n\n{textwrap.indent(_as_toml(tables), '    ')}")
+    if tables and not as_json and sys.stdin.isatty() and not _confirm(f"write {name}?"):
+        print("rallypoint: nothing was written", file=sys.stderr)
+    elif tables:
+        _write(path, _as_toml(tables))
+    if as_json:
+        written = {"file": str(path), "settings": tables, "undo": f"delete {path}"} if tables else None
+        document = _document(findings, _outlook(findings), time.monotonic() - begun)
+        print(json.dumps({**document, "written": written}, indent=2))
     return conclude(findings, time.monotonic() - begun)
 
 
@@ -295,11 +289,10 @@ def _not_in_file(fixes: Sequence[Fix]) -> dict[str, dict[str, str]]:
 
 
 def _as_toml(tables: Mapping[str, Mapping[str, str]]) -> str:
-    blocks = [
-        "\n".join([f"[{table}]", *(_as_line(*pair) for pair in pairs.items()), ""])
-        for table, pairs in tables.items()
+    lines = [
+        [f"[{table}]", *(_as_line(*each) for each in pairs.items()), ""] for table, pairs in tables.items()
     ]
-    return "\n".join(["# by rallypoint doctor --fix", *blocks])
+    return "\n".join(["# by rallypoint doctor --fix", *chain.from_iterable(lines)])
 
 
 def _as_line(key: str, value: str) -> str:

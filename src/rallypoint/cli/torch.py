@@ -15,10 +15,9 @@ from typing import Final
 from rallypoint.cli.command import JSON, Argument, Group, command
 from rallypoint.cli.findings import print_findings
 from rallypoint.diagnose.builds import watch
-from rallypoint.diagnose.builds.check import check
+from rallypoint.diagnose.builds.check import BuildReport, check
+from rallypoint.diagnose.builds.packages import is_source
 from rallypoint.diagnose.builds.plan import CLONE, parse_architectures, write_plan
-from rallypoint.diagnose.builds.trees import is_source
-from rallypoint.diagnose.builds.verdicts import BuildReport
 from rallypoint.diagnose.builds.watch import BuildProgress
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.text import printable

@@ -20,8 +20,7 @@ from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.codec import to_json
 from rallypoint.diagnose.verify import trainings
 from rallypoint.diagnose.verify.routes import ONE_GPU, Build, Route, select
-from rallypoint.diagnose.verify.trainings import Equipment, Result, TrainingSettings
-from rallypoint.diagnose.verify.verdict import RankHealth, health_of
+from rallypoint.diagnose.verify.trainings import Result, TrainingSettings, health_rows
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.text import printable
 
@@ -65,7 +64,11 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
     """Run it all and print it all; whether all trainings were good."""
     began = time.monotonic()
     machine = trainings.find_equipment()
-    setting = TrainingSettings(_choose(device, machine), os.environ.get("USE_LIBUV") or None, timeout)
+    if device == "cuda" and not machine.gpus:
+        hint = "use --device cpu, or install a build of torch for CUDA"
+        raise RallypointError(f"torch {machine.torch} sees no GPU", hint=hint)
+    device = "cuda" if machine.gpus and device != "cpu" else "cpu"
+    setting = TrainingSettings(device, os.environ.get("USE_LIBUV") or None, timeout)
     one_gpu = setting.device == "cuda" and len(machine.gpus) == 1 and machine.nccl
     routes = select(names, quick=quick, one_gpu=one_gpu)
     skipped = {route.name: why for route in routes if (why := _reason_to_skip(route, setting))}
@@ -90,11 +93,11 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
             "skipped": [{"route": name, "reason": reason} for name, reason in skipped.items()],
         }
         print(json.dumps(document, indent=2))
-    elif ranks := health_of([result.reports for result in results]):
+    elif rows := health_rows([result.reports for result in results]):
         print()
-        _print_row(_HEALTH_ROW, "rank", "device", "backend", "steps per second", "peak memory", "GPU use")
-        for rank in ranks:
-            _print_row(_HEALTH_ROW, *_health_row(rank))
+        head = ["rank", "device", "backend", "steps per second", "peak memory", "GPU use"]
+        for row in [head, *rows]:
+            _print_row(_HEALTH_ROW, *row)
     _print_verdict(results, seconds)
     return all(result.ok for result in results)
 
@@ -117,13 +120,6 @@ def _train(routes: Sequence[Route], setting: TrainingSettings, as_json: bool) ->
     return results
 
 
-def _choose(device: str, machine: Equipment) -> str:
-    if device == "cuda" and not machine.gpus:
-        hint = "use --device cpu, or install a build of torch for CUDA"
-        raise RallypointError(f"torch {machine.torch} sees no GPU", hint=hint)
-    return "cuda" if machine.gpus and device != "cpu" else "cpu"
-
-
 def _reason_to_skip(route: Route, setting: TrainingSettings) -> str:
     if trainings.is_missing(route):
         return f"{route.needs} is not installed"
@@ -140,13 +136,6 @@ def _row(result: Result) -> list[str]:
     return [result.route, result.build.value, came_up, loss, "ok" if result.ok else "FAILED"]
 
 
-def _health_row(health: RankHealth) -> list[str]:
-    memory = "" if health.peak_memory_bytes is None else f"{health.peak_memory_bytes / 2**20:,.0f} MiB"
-    use = "" if health.gpu_use_percent is None else f"{health.gpu_use_percent} %"
-    speed = "{:.0f} to {:.0f}".format(*health.steps_per_second)
-    return [str(health.rank), health.device, health.backend, speed, memory, use]
-
-
 def _print_row(template: str, *cells: str) -> None:
     line = Text(template.format(*cells), style="bold" if cells[0] in ("route", "rank") else "")
     line.highlight_regex(r"\bok\b", "green")
@@ -161,8 +150,8 @@ def _print_verdict(results: Sequence[Result], seconds: float) -> None:
             print(f"warning: {result.route}, {result.build.value}: {warning}", file=sys.stderr)
     failed = [result for result in results if not result.ok]
     for result in failed:
-        what = f"{result.route}, {result.build.value}: FAILED: {'; '.join(result.problems)}"
-        print(f"\n{what}", file=sys.stderr)
+        problems = "; ".join(result.problems)
+        print(f"\n{result.route}, {result.build.value}: FAILED: {problems}", file=sys.stderr)
         for line in result.log.splitlines()[-_LOG_LINES:]:
             print(f"  | {printable(line.expandtabs())}", file=sys.stderr)
         print(f"hint: {result.hint}", file=sys.stderr)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from shlex import quote
 from typing import Final
 
@@ -57,24 +58,16 @@ class Finding:
     """How long it took to find this out."""
 
 
-def ok(name: str, found: str) -> Finding:
-    return Finding(name, State.OK, found)
+ok: Final = partial(Finding, "", State.OK)
+note: Final = partial(Finding, "", State.NOTE)
+warning: Final = partial(Finding, "", State.WARNING)
+failure: Final = partial(Finding, "", State.FAILURE)
+unknown: Final = partial(Finding, "", State.UNKNOWN)
+# Findings without a name: a judge says what it found, and the table that lists the judge says about what.
 
 
-def note(name: str, found: str, hint: str = "") -> Finding:
-    return Finding(name, State.NOTE, found, hint)
-
-
-def warning(name: str, found: str, hint: str = "", fix: Fix | None = None) -> Finding:
-    return Finding(name, State.WARNING, found, hint, fix)
-
-
-def failure(name: str, found: str, hint: str = "", fix: Fix | None = None) -> Finding:
-    return Finding(name, State.FAILURE, found, hint, fix)
-
-
-def unknown(name: str, found: str, hint: str = "") -> Finding:
-    return Finding(name, State.UNKNOWN, found, hint)
+def named(name: str, findings: Iterable[Finding]) -> list[Finding]:
+    return [replace(each, name=name) for each in findings]
 
 
 def worst(findings: Iterable[Finding], name: str) -> Finding | None:
@@ -137,44 +130,33 @@ def look_ahead(findings: Sequence[Finding], packages: Mapping[str, str]) -> list
 
     `packages` has the versions of those that are installed.
     """
-    torch = _without_torch(findings)
-    if torch is not None:
-        return [Outlook("any job", *torch)]
-    found = {name: _of_store(findings, name, command) or _YES for name, command in _WAYS.items()}
+    torch = worst(findings, "torch")
+    if torch is None or torch.state is State.UNKNOWN:
+        return [Outlook("any job", Prospect.UNKNOWN, "torch gave no answer")]
+    if torch.state is not State.OK:
+        return [Outlook("any job", Prospect.NO, f"torch: {torch.found}")]
+    found = {name: _judge_way(findings, name, command) for name, command in _WAYS.items()}
     if "accelerate" not in packages:
         found["accelerate"] = (Prospect.NO, "accelerate is not installed: pip install accelerate")
     for name, check in (("file init", "file-init"), ("gloo", "gloo"), ("NCCL", "nccl")):
-        found[name] = _of_check(findings, check)
+        found[name] = _judge_backend(check, worst(findings, check))
     return [Outlook(name, *each) for name, each in found.items()]
 
 
-_Judgement = tuple[Prospect, str]
-
-
-def _without_torch(findings: Sequence[Finding]) -> _Judgement | None:
-    found = worst(findings, "torch")
-    if found is None or found.state is State.UNKNOWN:
-        return Prospect.UNKNOWN, "torch gave no answer"
-    return (Prospect.NO, f"torch: {found.found}") if found.state is not State.OK else None
-
-
-def _of_store(findings: Sequence[Finding], way: str, command: str) -> _Judgement | None:
-    """A way that needs sockets, its endpoint, and a torch whose store works; None if it has all."""
+def _judge_way(findings: Sequence[Finding], way: str, command: str) -> tuple[Prospect, str]:
+    """A way that needs sockets, its endpoint, and a torch whose store works."""
     variables = ("variables",) if way.startswith("plain") else ()  # launchers set their own
-    for name in (*variables, "endpoint", "store", "port"):
+    for name in (*variables, "endpoint", "store", "port", "loopback"):
         found = worst(findings, name)
         if found is not None and found.state is State.FAILURE:
-            return Prospect.NO, f"{name}: {found.found}"
-    loopback, libuv = worst(findings, "loopback"), worst(findings, "libuv")
-    if loopback is not None and loopback.state is State.FAILURE:
-        return Prospect.NO, loopback.found
+            return Prospect.NO, found.found if name == "loopback" else f"{name}: {found.found}"
+    libuv = worst(findings, "libuv")
     if libuv is None or libuv.state is State.UNKNOWN:
         return Prospect.UNKNOWN, libuv.found if libuv else "torch's store was not tried"
-    return (Prospect.WITH_HELP, command) if libuv.state is not State.OK else None
+    return (Prospect.WITH_HELP, command) if libuv.state is not State.OK else _YES
 
 
-def _of_check(findings: Sequence[Finding], name: str) -> _Judgement:
-    found = worst(findings, name)
+def _judge_backend(name: str, found: Finding | None) -> tuple[Prospect, str]:
     if found is None and name == "nccl":
         return Prospect.NO, "this torch was built without it"
     if found is None or found.state is State.UNKNOWN:

@@ -131,12 +131,11 @@ def peak_memory(device: Any) -> int | None:
     """The most bytes held: on the GPU by tensors, else by the process; None where that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def gpu_use(device: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""A torch as files, read and never loaded: its libraries, of any platform; an installed folder; a wheel.
+"""A torch as files, read and never loaded: libraries of any platform, an installed folder, a wheel, a tree.
 
 A library of torch has hundreds of megabytes, so it is searched from front to back, in pieces.
 """
@@ -10,18 +10,24 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from rallypoint.diagnose.builds.verdicts import TEXTS, is_libuv
 from rallypoint.errors import RallypointError, UsageError
 
 LIBRARIES: Final = ("libtorch_cpu.so", "torch_cpu.dll", "libtorch_cpu.dylib")
 """The library that holds the TCPStore, on Linux, Windows and macOS."""
 BINDINGS: Final = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
+
+SERVER: Final = b"LibUVStoreDaemon"
+"""The class of the libuv server: in every build that has it, in symbols and in type information."""
+MISSING: Final = b"LibUV TCPStore implementation missing"
+"""The text that builds without the server have in its place."""
+STORE: Final = b"TCPStore"
+TEXTS: Final = (SERVER, MISSING, STORE)
 
 HEAD_BYTES: Final = 4096
 """Enough of a file to identify it."""
@@ -53,15 +59,7 @@ _MOST_MACHINES: Final = 16
 """More are no universal library: the class files of Java begin with the same bytes."""
 
 
-@dataclass(frozen=True)
-class LibraryTarget:
-    """The platform that a library is for, and its machines: several in a universal library of macOS."""
-
-    platform: str
-    machines: tuple[str, ...]
-
-
-def examine(file: IO[bytes]) -> tuple[LibraryTarget, frozenset[bytes]]:
+def examine(file: IO[bytes]) -> tuple[str, frozenset[bytes]]:
     """What a library is for, and which of `TEXTS` are in it; `UnreadableError` if it is no library."""
     target = identify(file.read(HEAD_BYTES))
     if target is None:
@@ -70,27 +68,27 @@ def examine(file: IO[bytes]) -> tuple[LibraryTarget, frozenset[bytes]]:
     return target, find_texts(file)
 
 
-def identify(head: bytes) -> LibraryTarget | None:
-    """The target by the first bytes of a library; None if it is of none of the three formats."""
+def identify(head: bytes) -> str | None:
+    """What a library is for, by its first bytes, such as `Linux on x86_64`; None if it is no library.
+
+    A universal library of macOS is for several machines.
+    """
     pe_at = int.from_bytes(head[0x3C:0x40], "little")
     count = int.from_bytes(head[4:8], "big")
     if head.startswith(b"\x7fELF") and len(head) >= 20:
         machine = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
-        return LibraryTarget("Linux", (_name(_ELF_MACHINES, machine),))
+        return f"Linux on {_name(_ELF_MACHINES, machine)}"
     if head.startswith(b"MZ") and head[pe_at : pe_at + 4] == b"PE\0\0":
-        machine = int.from_bytes(head[pe_at + 4 : pe_at + 6], "little")
-        return LibraryTarget("Windows", (_name(_PE_MACHINES, machine),))
+        return f"Windows on {_name(_PE_MACHINES, int.from_bytes(head[pe_at + 4 : pe_at + 6], 'little'))}"
     if head.startswith(b"\xcf\xfa\xed\xfe"):
-        return LibraryTarget("macOS", (_name(_MACHO_MACHINES, int.from_bytes(head[4:8], "little")),))
+        return f"macOS on {_name(_MACHO_MACHINES, int.from_bytes(head[4:8], 'little'))}"
     if head.startswith(b"\xca\xfe\xba\xbe") and 0 < count <= _MOST_MACHINES:
-        entries = (head[at : at + 4] for at in range(8, 8 + 20 * count, 20))
-        return LibraryTarget(
-            "macOS", tuple(_name(_MACHO_MACHINES, int.from_bytes(each, "big")) for each in entries)
-        )
+        machines = (int.from_bytes(head[at : at + 4], "big") for at in range(8, 8 + 20 * count, 20))
+        return f"macOS on {' and '.join(_name(_MACHO_MACHINES, each) for each in machines)}"
     return None
 
 
-def _name(machines: dict[int, str], number: int) -> str:
+def _name(machines: Mapping[int, str], number: int) -> str:
     return machines.get(number, f"machine {number:#x}")
 
 
@@ -150,7 +148,8 @@ class Package:
 
     library: str
     """The path of the library that holds the TCPStore."""
-    target: LibraryTarget
+    target: str
+    """The platform and the machines that it is for."""
     texts: frozenset[bytes]
     """Which of the texts that tell builds apart are in the library."""
     versions: Mapping[str, str]
@@ -161,7 +160,12 @@ class Package:
     @property
     def windows(self) -> bool:
         """Whether it is for Windows."""
-        return self.target.platform == "Windows"
+        return self.target.startswith("Windows")
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the texts in the library are those of a build with the libuv server."""
+        return SERVER in self.texts and MISSING not in self.texts
 
 
 def library_in(folder: Path) -> Path | None:
@@ -187,7 +191,7 @@ def read_library(library: Path, versions: Mapping[str, str] | None = None) -> Pa
     """The torch that a library belongs to; `UnreadableError` if it is no library or a damaged one."""
     with opened(library) as file:
         target, texts = examine(file)
-    shipped = sorted(path.name for path in library.parent.iterdir() if is_libuv(path.name))
+    shipped = sorted(path.name for path in library.parent.iterdir() if _is_libuv(path.name))
     return Package(str(library), target, texts, versions or {}, tuple(shipped))
 
 
@@ -207,39 +211,148 @@ def _parse_version(file: IO[bytes]) -> dict[str, str]:
     return {name: value for name, value in values.items() if value != "None"}
 
 
+def _is_libuv(name: str) -> bool:
+    """Whether a file name is one of libuv's shared libraries."""
+    base = name.replace("\\", "/").rpartition("/")[2].lower()
+    starts = ("libuv.so", "libuv.dll", "libuv-", "libuv.1.dylib", "libuv.dylib")
+    return base == "uv.dll" or base.startswith(starts)
+
+
 # Wheels ----------------------------------------------------------------------------------------------------
 
 
 def read_wheel(path: Path) -> Package:
     """The torch in a wheel; `UsageError` if it holds no torch, `UnreadableError` if it is damaged."""
+    places = [f"torch/lib/{name}" for name in LIBRARIES]
+    versions: dict[str, str] = {}
     try:
         with zipfile.ZipFile(path) as wheel:
-            return _read_archive(path, wheel)
+            names = wheel.namelist()
+            library = next((name for name in places if name in names), None)
+            if library is None:
+                raise UsageError(f"{path} is no wheel of torch: none of {', '.join(places)} is in it")
+            with _open(wheel, library) as file:
+                target, texts = examine(file)
+            if "torch/version.py" in names:
+                with _open(wheel, "torch/version.py") as file:
+                    versions = _parse_version(file)
     except UsageError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
         what = getattr(error, "message", error)  # an UnreadableError is a RuntimeError
         hint = "download it again: it is damaged or not complete"
         raise UnreadableError(f"cannot read the wheel {path}: {what}", hint=hint) from None
-
-
-def _read_archive(path: Path, wheel: zipfile.ZipFile) -> Package:
-    names = wheel.namelist()
-    places = [f"torch/lib/{name}" for name in LIBRARIES]
-    library = next((name for name in places if name in names), None)
-    if library is None:
-        raise UsageError(f"{path} is no wheel of torch: none of {', '.join(places)} is in it")
-    with _open(wheel, library) as file:
-        target, texts = examine(file)
-    versions: dict[str, str] = {}
-    if "torch/version.py" in names:
-        with _open(wheel, "torch/version.py") as file:
-            versions = _parse_version(file)
-    shipped = [name.rpartition("/")[2] for name in names if is_libuv(name)]
-    return Package(library, target, texts, versions, tuple(shipped))
+    shipped = tuple(name.rpartition("/")[2] for name in names if _is_libuv(name))
+    return Package(library, target, texts, versions, shipped)
 
 
 def _open(wheel: zipfile.ZipFile, name: str) -> IO[bytes]:
     if wheel.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UnreadableError(f"{name} is packed in a way that wheels do not use")
     return wheel.open(name)
+
+
+# Source trees, and their build folders --------------------------------------------------------------------
+
+_CACHE: Final = "CMakeCache.txt"
+_TRUE: Final = {"1", "on", "yes", "true", "y"}
+_ENTRY: Final = re.compile(r"^(\w+):[A-Z]+=(.*)$", re.MULTILINE)
+
+_SERVER_SOURCE: Final = "TCPStoreLibUvBackend.cpp"
+"""The file that the libuv server is in."""
+
+
+def read_cache(build: Path) -> dict[str, str]:
+    """What a build folder is configured with: all variables by their names."""
+    try:
+        return dict(_ENTRY.findall((build / _CACHE).read_text(encoding="utf-8", errors="replace")))
+    except OSError as error:
+        raise RallypointError(f"cannot read {build / _CACHE}: {error.strerror}") from None
+
+
+def is_on(value: str) -> bool:
+    """Whether `if(VARIABLE)` is true in CMake for a variable of its cache."""
+    number = re.fullmatch(r"-?[0-9]+", value) is not None and int(value) != 0
+    return value.lower() in _TRUE or number
+
+
+def is_found(value: str) -> bool:
+    """Whether a search of CMake has found something: an empty value or one that ends in NOTFOUND has not."""
+    return bool(value) and not value.endswith("NOTFOUND")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The sources of torch, and the folder that they are built in, if there is one."""
+
+    source: Path
+    build: Path | None
+    cache: Mapping[str, str]
+    others: tuple[Path, ...] = ()
+    """Further build folders, whose files are older."""
+
+    @property
+    def version(self) -> str:
+        """The version in version.txt."""
+        try:
+            return (self.source / "version.txt").read_text(encoding="utf-8").strip()
+        except OSError:
+            return ""
+
+    @property
+    def windows(self) -> bool:
+        """Whether it is built for Windows, by the compiler."""
+        compiler = self.cache.get("CMAKE_CXX_COMPILER", "").lower().replace("\\", "/")
+        return compiler.rpartition("/")[2] in ("cl.exe", "cl", "clang-cl.exe")
+
+
+def find_tree(path: Path) -> Tree | None:
+    """The tree that this folder is, or whose build folder it is."""
+    if (path / _CACHE).is_file():
+        cache = read_cache(path)
+        source = Path(cache.get("CMAKE_HOME_DIRECTORY", path.parent))
+        is_torch = is_source(source) or cache.get("CMAKE_PROJECT_NAME") == "Torch"
+        return Tree(source, path, cache) if is_torch else None
+    if not is_source(path):
+        return None
+    builds = sorted((each.parent for each in path.glob(f"*/{_CACHE}")), key=_last_change, reverse=True)
+    if not builds:
+        return Tree(path, None, {})
+    return Tree(path, builds[0], read_cache(builds[0]), tuple(builds[1:]))
+
+
+def is_source(path: Path) -> bool:
+    """Whether a folder is a source tree of torch."""
+    return (path / "CMakeLists.txt").is_file() and (path / "torch" / "csrc").is_dir()
+
+
+def _last_change(build: Path) -> float:
+    return (built_library(build) or build / _CACHE).stat().st_mtime
+
+
+def built_library(build: Path, names: Sequence[str] = LIBRARIES) -> Path | None:
+    """The first library of these names that a build has made: in `lib`, DLLs in `bin`."""
+    places = [build / folder / name for folder in ("lib", "bin") for name in names]
+    return next((place for place in places if place.is_file()), None)
+
+
+def own_package(source: Path) -> Path | None:
+    """The folder of torch in a tree, if libraries were installed into it."""
+    return source / "torch" if library_in(source / "torch" / "lib") else None
+
+
+def defines_macro(build: Path) -> bool | None:
+    """Whether the server is compiled with TORCH_USE_LIBUV; None if build.ninja has no step for it."""
+    inside, settings = False, ""
+    try:
+        with (build / "build.ninja").open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("build ") and inside:
+                    break
+                if line.startswith("build "):
+                    inside = _SERVER_SOURCE in line.partition(": ")[0]
+                elif inside:
+                    settings += line
+    except OSError:
+        return None
+    return re.search(r"[-/]DTORCH_USE_LIBUV\b", settings) is not None if inside else None

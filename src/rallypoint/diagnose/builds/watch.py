@@ -19,9 +19,7 @@ from typing import Final
 
 import psutil
 
-from rallypoint.diagnose.builds.packages import UnreadableError, opened
-from rallypoint.diagnose.builds.trees import defines_macro, read_cache
-from rallypoint.diagnose.builds.verdicts import is_found
+from rallypoint.diagnose.builds.packages import UnreadableError, defines_macro, is_found, opened, read_cache
 from rallypoint.errors import RallypointError, UsageError
 
 _LOG: Final = ".ninja_log"

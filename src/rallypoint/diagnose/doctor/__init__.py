@@ -7,8 +7,8 @@
 
 For several machines, one doctor listens, or a launcher starts one on each:
 
-    all_machines       where the doctors meet: at one that listens, or at the store of a launched job
-    exchange           a machine's card, the ways that it tries to others, and the exchange through a store
+    exchange           where doctors meet: at one that listens, or at the store of a launched job
+    probes             a machine's card, and the ways that it tries to others
     between_machines   findings about all ways between them
 
 A `Finding` (diagnose.findings) is one line of the report; what will work follows from all of them. Nothing

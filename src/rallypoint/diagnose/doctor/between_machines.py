@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rallypoint.diagnose.doctor.exchange import Card, Gathered
-from rallypoint.diagnose.findings import Finding, failure, ok, warning
+from rallypoint.diagnose.doctor.exchange import Gathered
+from rallypoint.diagnose.doctor.probes import Card
+from rallypoint.diagnose.findings import Finding, failure, named, ok, warning
 from rallypoint.store.machine.addresses import is_loopback
 from rallypoint.text import fine_duration
 
@@ -17,65 +18,53 @@ _NAMED: Final = 8
 
 
 def judge_machines(gathered: Gathered) -> list[Finding]:
-    """All findings about an exchange; of many of one kind, the first few."""
+    """All findings about an exchange; of many of one kind, the first few, and how many more there are."""
     ways = tuple(way for way in gathered.ways if {way.start, way.goal} <= gathered.cards.keys())
-    gathered = replace(gathered, ways=ways)
-    judges = (_judge_presence, _judge_ways, _judge_detours, _judge_names, _judge_translation, _judge_gloo)
-    return [
-        *(finding for judge_one in judges for finding in _some(judge_one(gathered))),
-        *_judge_versions(gathered.cards),
-        *_judge_clocks(gathered),
-    ]
-
-
-def _some(findings: Iterable[Finding]) -> list[Finding]:
-    """The first few findings of one kind, and how many more there are."""
-    found = list(findings)
-    left = found[_NAMED:]
-    if not left:
-        return found
-    return [*found[:_NAMED], replace(left[0], found=f"{len(left):,} more findings of this kind", hint="")]
+    findings = []
+    for name, judge in _JUDGES:
+        found = list(judge(replace(gathered, ways=ways)))
+        if left := found[_NAMED:]:
+            more = f"{len(left):,} more findings of this kind"
+            found[_NAMED:] = [replace(left[0], found=more, hint="")]
+        findings += named(name, found)
+    return findings
 
 
 def _judge_presence(gathered: Gathered) -> Iterator[Finding]:
     if gathered.missing:
         yield failure(
-            "machines",
             f"{len(gathered.cards)} of {gathered.count} came; missing: {_listed(gathered.missing)}",
             "look at their logs, and at what they have as endpoint",
         )
     else:
         whole = "the only one came" if gathered.count == 1 else f"all {gathered.count} came"
-        yield ok("machines", f"{whole}: {_listed([gathered.name(each) for each in sorted(gathered.cards)])}")
+        yield ok(f"{whole}: {_listed([gathered.name(each) for each in sorted(gathered.cards)])}")
     for number in gathered.silent:
-        yield failure("machines", f"{gathered.name(number)} came, but went away again", "look at its log")
+        yield failure(f"{gathered.name(number)} came, but went away again", "look at its log")
 
 
 def _judge_ways(gathered: Gathered) -> Iterator[Finding]:
-    broken = [way for way in gathered.ways if way.error]
-    for way in broken:
-        start, goal = gathered.cards[way.start], gathered.cards[way.goal]
-        yield failure(
-            "ways",
-            f"{start.name} does not reach {goal.name}: {way.error}",
-            f"let {goal.name} accept connections from {start.addresses[0]} on every port: gloo, NCCL and "
-            "stores choose theirs",
-        )
-    trips = [way.round_trip for way in gathered.ways if not way.error]
-    if trips and not broken:
+    for way in gathered.ways:
+        if way.error:
+            start, goal = gathered.cards[way.start], gathered.cards[way.goal]
+            yield failure(
+                f"{start.name} does not reach {goal.name}: {way.error}",
+                f"let {goal.name} accept connections from {start.addresses[0]} on every port: gloo, NCCL and "
+                "stores choose theirs",
+            )
+    if gathered.ways and not any(way.error for way in gathered.ways):
+        trips = [way.round_trip for way in gathered.ways]
         least, most = fine_duration(min(trips)), fine_duration(max(trips))
-        took = least if least == most else f"{least} to {most}"
-        yield ok("ways", f"every machine reaches every other, in {took}")
+        yield ok(f"every machine reaches every other, in {least if least == most else f'{least} to {most}'}")
 
 
 def _judge_detours(gathered: Gathered) -> Iterator[Finding]:
     for way in gathered.ways:
         first = gathered.cards[way.goal].addresses[0]
         if not way.error and way.address != first and not is_loopback(first):
+            start, goal = gathered.name(way.start), gathered.name(way.goal)
             yield warning(
-                "ways",
-                f"{gathered.name(way.start)} reaches {gathered.name(way.goal)} at {way.address}, "
-                f"but not at {first}",
+                f"{start} reaches {goal} at {way.address}, but not at {first}",
                 "name an interface that all share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME",
             )
 
@@ -87,10 +76,9 @@ def _judge_names(gathered: Gathered) -> Iterator[Finding]:
         strangers = [way for way in ways if not set(way.resolved) & set(card.addresses)]
         if strangers and not all(_is_same_machine(gathered.cards[way.start], card) for way in ways):
             seen = ", ".join(strangers[0].resolved) or "nothing"
+            has = f"but has {', '.join(card.addresses)}"
             yield warning(
-                "names",
-                f"{card.host} resolves to {seen} on {gathered.name(strangers[0].start)}, "
-                f"but has {', '.join(card.addresses)}",
+                f"{card.host} resolves to {seen} on {gathered.name(strangers[0].start)}, {has}",
                 f"as endpoint, use {card.addresses[0]} and not the name {card.host}",
             )
 
@@ -100,7 +88,6 @@ def _judge_translation(gathered: Gathered) -> Iterator[Finding]:
         known = gathered.cards[way.start].addresses
         if way.seen_as and way.seen_as not in known and not is_loopback(way.seen_as):
             yield warning(
-                "names",
                 f"{gathered.name(way.goal)} sees {gathered.name(way.start)} as {way.seen_as}, "
                 "which is none of its addresses: something between them translates addresses",
                 "gloo and NCCL publish the machine's own addresses: they must be reachable as they are",
@@ -113,30 +100,29 @@ def _judge_gloo(gathered: Gathered) -> Iterator[Finding]:
         others = [each for each in gathered.cards.values() if not _is_same_machine(each, card)]
         if others and (not card.gloo or is_loopback(card.gloo)):
             yield warning(
-                "gloo",
                 f"on {card.name}, its own name is {card.gloo or 'not known'}: gloo would publish an "
                 "address that leads the others to themselves",
                 "set GLOO_SOCKET_IFNAME there to the interface that others reach (ip -brief address)",
             )
 
 
-def _judge_versions(cards: dict[int, Card]) -> Iterator[Finding]:
-    differing = []
-    for package in sorted({name for card in cards.values() for name in card.versions}):
+def _judge_versions(gathered: Gathered) -> Iterator[Finding]:
+    cards, differing = gathered.cards.values(), list[str]()
+    for package in sorted({name for card in cards for name in card.versions}):
         having = defaultdict(list)
-        for card in cards.values():
-            having[card.versions.get(package, "?")].append(card)
+        for card in cards:
+            having[card.versions.get(package, "?")].append(card.name)
         if len(having) > 1:
             texts = [
-                f"{version} on {found[0].name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-                for version, found in having.items()
+                f"{version} on {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+                for version, names in having.items()
             ]
             differing.append(f"{package}: {', '.join(texts)}")
     if differing:
-        yield warning("versions", "; ".join(differing), "install the same everywhere")
+        yield warning("; ".join(differing), "install the same everywhere")
     elif cards:
-        first = next(iter(cards.values())).versions
-        yield ok("versions", "equal: " + ", ".join(f"{name} {version}" for name, version in first.items()))
+        first = next(iter(cards)).versions
+        yield ok("equal: " + ", ".join(f"{name} {version}" for name, version in first.items()))
 
 
 def _judge_clocks(gathered: Gathered) -> Iterator[Finding]:
@@ -146,14 +132,23 @@ def _judge_clocks(gathered: Gathered) -> Iterator[Finding]:
         return
     apart = abs(furthest.clock)
     if apart > _CLOCK_S:
-        start, goal = gathered.cards[furthest.start], gathered.cards[furthest.goal]
-        yield warning(
-            "clocks",
-            f"those of {start.name} and {goal.name} are {apart:.1f} s apart",
-            "timedatectl set-ntp true",
-        )
+        start, goal = gathered.name(furthest.start), gathered.name(furthest.goal)
+        yield warning(f"those of {start} and {goal} are {apart:.1f} s apart", "timedatectl set-ntp true")
     else:
-        yield ok("clocks", f"at most {fine_duration(apart)} apart")
+        yield ok(f"at most {fine_duration(apart)} apart")
+
+
+_JUDGES: Final = (
+    ("machines", _judge_presence),
+    ("ways", _judge_ways),
+    ("ways", _judge_detours),
+    ("names", _judge_names),
+    ("names", _judge_translation),
+    ("gloo", _judge_gloo),
+    ("versions", _judge_versions),
+    ("clocks", _judge_clocks),
+)
+"""The names of findings, and what makes them, in the order of the report."""
 
 
 def _is_same_machine(one: Card, other: Card) -> bool:

@@ -75,15 +75,16 @@ def run_checks(checks: Sequence[Check], situation: Situation) -> Iterator[tuple[
         next_over = min(found, key=lambda check: check.seconds)
         left = begun + next_over.seconds - time.monotonic()
         if left <= 0:
-            late = unknown(next_over.name, f"there was no answer within {next_over.seconds:g} s")
-            yield next_over, [*found.pop(next_over), late]
+            late = unknown(f"there was no answer within {next_over.seconds:g} s")
+            yield next_over, [*found.pop(next_over), replace(late, name=next_over.name)]
             continue
         try:
             check, finding = results.get(timeout=left)
         except queue.Empty:
             continue
         if check in found and finding is not None:
-            found[check].append(replace(finding, seconds=round(time.monotonic() - begun, 3)))
+            seconds = round(time.monotonic() - begun, 3)
+            found[check].append(replace(finding, name=finding.name or check.name, seconds=seconds))
         elif check in found:
             yield check, found.pop(check)
 
@@ -94,7 +95,7 @@ def _run_check(check: Check, situation: Situation, results: _Results) -> None:
             results.put((check, finding))
     except Exception as error:  # a check that breaks says so, and the others go on
         reason = " ".join(str(error).split()) or type(error).__name__
-        results.put((check, unknown(check.name, f"it could not be looked at: {reason}")))
+        results.put((check, unknown(f"it could not be looked at: {reason}")))
     results.put((check, None))
 
 
@@ -117,25 +118,23 @@ def check_gpus(_: Situation) -> Iterator[Finding]:
         return
     command = [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield failure("gpus", f"nvidia-smi gave no answer within {_GPU_SECONDS:g} s: the driver hangs")
+        yield failure(f"nvidia-smi gave no answer within {_GPU_SECONDS:g} s: the driver hangs")
     except OSError as error:
-        yield unknown("gpus", f"nvidia-smi cannot be started: {error.strerror}")
+        yield unknown(f"nvidia-smi cannot be started: {error.strerror}")
     else:
-        yield judge_gpus(ended.returncode, ended.stdout, is_loaded=Path(_DEVICES).exists())
+        yield judge_gpus(done.returncode, done.stdout, is_loaded=Path(_DEVICES).exists())
 
 
-def judge_gpus(code: int, told: str, *, is_loaded: bool) -> Finding:
-    """By what nvidia-smi has printed; `is_loaded`: there is a driver, without which it can tell nothing."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+def judge_gpus(code: int, output: str, *, is_loaded: bool) -> Finding:
+    """By the output of nvidia-smi; `is_loaded`: there is a driver, without which it can tell nothing."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     if code != 0:
         said = lines[-1] if lines else f"nvidia-smi ended with {code}"
         judge = failure if is_loaded and code in _BROKEN else unknown
-        return judge(
-            "gpus", f"the GPUs cannot be asked: {said}", "nvidia-smi; then reset them, or the machine"
-        )
-    rows = [[word.strip() for word in line.split(",")] for line in lines]
+        return judge(f"the GPUs cannot be asked: {said}", "nvidia-smi; then reset them, or the machine")
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     broken = [
         f"GPU {row[0]} ({row[1]}): {row[2]}"
         for row in rows
@@ -143,8 +142,8 @@ def judge_gpus(code: int, told: str, *, is_loaded: bool) -> Finding:
     ]
     if broken:
         what = f"errors of memory that could not be corrected: {', '.join(broken)}"
-        return failure("gpus", what, "nvidia-smi --gpu-reset, or have the GPU replaced")
-    return ok("gpus", f"{len(rows)} GPUs answer, no errors of their memory")
+        return failure(what, "nvidia-smi --gpu-reset, or have the GPU replaced")
+    return ok(f"{len(rows)} GPUs answer, no errors of their memory")
 
 
 def check_room(situation: Situation) -> Iterator[Finding]:
@@ -154,7 +153,7 @@ def check_room(situation: Situation) -> Iterator[Finding]:
         try:
             usage = shutil.disk_usage(folder)
         except OSError as error:
-            yield unknown("room", f"{folder} cannot be examined: {error.strerror}")
+            yield unknown(f"{folder} cannot be examined: {error.strerror}")
             continue
         # The image of a container is read-only, and has no room. Some file systems do not know, and say 0.
         if os.access(folder, os.W_OK) and usage.total:
@@ -163,9 +162,9 @@ def check_room(situation: Situation) -> Iterator[Finding]:
 
 def judge_room(folder: str, free: int) -> Finding:
     what = f"{folder} has {size(free)} free"
-    if free < _LEAST_FREE:
-        return failure("room", f"{what}: it is full", "remove what is not needed there")
-    return ok("room", what)
+    return (
+        failure(f"{what}: it is full", "remove what is not needed there") if free < _LEAST_FREE else ok(what)
+    )
 
 
 QUICK: Final = (

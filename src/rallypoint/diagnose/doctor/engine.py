@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, wa
 from rallypoint.errors import RallypointError
 from rallypoint.store.replica.core.leader import SILENCE_SECONDS
 from rallypoint.store.replica.engines.address import ETCD, SENTINEL, EngineAddress, parse_address
+from rallypoint.store.replica.engines.etcd_messages import Status
 from rallypoint.store.replica.engines.opening import open_log
 from rallypoint.store.replica.log import (
     EngineAwayError,
@@ -50,20 +51,21 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
     address = parse_address(situation.engine)
     try:
         with closing(open_log(situation.engine, acks=situation.acks)) as log:
-            if address.kind != ETCD and (missing := ask_rights(address, situation.acks)):
-                yield judge_rights(missing)
+            if address.kind != ETCD and (missing := _missing_rights(address, situation.acks)):
+                hint = "ACL SETUSER gives it more rights; docs/guides/survival.md has all that are needed"
+                found = f"this user of Redis may not run {', '.join(missing)} on the keys of the job"
+                yield failure(found, hint)
                 return
-            seconds = _read_time(log)
-            yield judge_speed(str(address), seconds)
+            yield judge_speed(str(address), _read_time(log))
             if address.kind == ETCD:
-                yield from judge_etcd(ask_etcd(address))
+                yield from _examine_etcd(address)
             else:
-                yield from judge_redis(ask_redis(address), situation.acks)
-            yield from judge_log(_ask_log(log))
+                yield from _examine_redis(address, situation.acks)
+            yield from judge_log(*watch_leader(log), log.followers(), log.measure())
     except RallypointError as error:
         is_away = isinstance(error, EngineAwayError)
         hint = "is it up? look for a firewall, another port, or TLS on one side only" if is_away else ""
-        yield failure("engine", error.message, error.hint or hint)
+        yield failure(error.message, error.hint or hint)
 
 
 def _read_time(log: Log) -> float:
@@ -78,29 +80,11 @@ def _read_time(log: Log) -> float:
 
 def judge_speed(name: str, seconds: float) -> Finding:
     found = f"{name} answers in {fine_duration(seconds)}"
-    if seconds > _SLOW_S:
-        hint = "each change of the store takes longer than this: is it far away, or its machine busy?"
-        return warning("engine", f"{found}: slow", hint)
-    return ok("engine", found)
+    hint = "each change of the store takes longer than this: is it far away, or its machine busy?"
+    return warning(f"{found}: slow", hint) if seconds > _SLOW_S else ok(found)
 
 
 # The log ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LogFacts:
-    """What is there of the store."""
-
-    leadership: Leadership
-    is_alive: bool
-    """Whether the leader gave a sign of life while it was watched."""
-    followers: Sequence[Follower]
-    extent: Extent
-
-
-def _ask_log(log: Log) -> LogFacts:
-    leadership, is_alive = watch_leader(log)
-    return LogFacts(leadership, is_alive, log.followers(), log.measure())
 
 
 def watch_leader(log: Log) -> tuple[Leadership, bool]:
@@ -112,26 +96,30 @@ def watch_leader(log: Log) -> tuple[Leadership, bool]:
     return last, last != first
 
 
-def judge_log(facts: LogFacts) -> Iterator[Finding]:
-    leader, term = facts.leadership.address, facts.leadership.term
-    others = [each.name for each in facts.followers if each.name != leader]
+def judge_log(
+    leadership: Leadership, is_alive: bool, followers: Sequence[Follower], extent: Extent
+) -> Iterator[Finding]:
+    """What is there of the store; `is_alive`: the leader gave a sign of life while it was watched."""
+    leader, term = leadership.address, leadership.term
+    others = [each.name for each in followers if each.name != leader]
     standing = f"{', '.join(others)} {'stands' if len(others) == 1 else 'stand'} by" if others else ""
     serve = "run `rallypoint serve --engine` on a second machine"
-    if facts.leadership.lost:
-        error = marked_error("the log of this job", facts.leadership.lost)
-        yield failure("engine", error.message, error.hint)
+    if leadership.lost:
+        error = marked_error("the log of this job", leadership.lost)
+        yield failure(error.message, error.hint)
     elif not leader:
-        yield note("engine", f"nobody leads this job{f'; {standing}' if others else ' yet'}")
-    elif not facts.is_alive:
+        yield note(f"nobody leads this job{f'; {standing}' if others else ' yet'}")
+    elif not is_alive:
         found = f"{leader} leads in term {term}, and has given no sign for {SILENCE_SECONDS:g} s"
-        yield warning("engine", f"{found}; {standing or 'nobody stands by'}", "" if others else serve)
+        yield warning(f"{found}; {standing or 'nobody stands by'}", "" if others else serve)
     elif not others:
-        yield warning("engine", f"{leader} leads in term {term}, and nobody stands by", serve)
+        yield warning(f"{leader} leads in term {term}, and nobody stands by", serve)
     else:
-        yield ok("engine", f"{leader} leads in term {term}; {standing}")
-    if facts.extent.checkpoint:
-        sequence, length = facts.extent.checkpoint, size(facts.extent.checkpoint_bytes)
-        yield ok("engine", f"the last checkpoint, of record {sequence:,}, takes {length}")
+        yield ok(f"{leader} leads in term {term}; {standing}")
+    if extent.checkpoint:
+        yield ok(
+            f"the last checkpoint, of record {extent.checkpoint:,}, takes {size(extent.checkpoint_bytes)}"
+        )
 
 
 # etcd -------------------------------------------------------------------------------------------------------
@@ -145,29 +133,7 @@ _INCONSISTENT: Final = ((3, 5, 0), (3, 5, 2))
 _OLDEST_ETCD: Final = (3, 4)
 
 
-@dataclass(frozen=True)
-class EtcdFacts:
-    """What the nodes of a cluster say."""
-
-    members: int
-    """Of the cluster, also those that the URL does not name."""
-    silent: Mapping[str, str]
-    """The nodes of the URL that do not answer, and why."""
-    versions: Sequence[str]
-    """Of the nodes that answer, as the next ones."""
-    has_leader: bool
-    size: int
-    """In bytes, the largest."""
-    quota: int
-    """0: they do not say."""
-    alarms: Sequence[str]
-    revision: int
-    """Of the last change."""
-    is_compacted: bool | None
-    """Whether the first revision is forgotten; None: this user may not ask."""
-
-
-def ask_etcd(address: EngineAddress) -> EtcdFacts:
+def _examine_etcd(address: EngineAddress) -> Iterator[Finding]:
     from rallypoint.store.replica.engines.etcd_client import EtcdClient  # late: it needs a package
 
     statuses, silent = [], {}
@@ -180,116 +146,82 @@ def ask_etcd(address: EngineAddress) -> EtcdFacts:
                 silent[alone.places] = error.message.removeprefix(f"{alone}: ")
     key = f"/rallypoint/{quote(address.job, safe='')}/leader".encode()
     with closing(EtcdClient(address)) as client:
-        return EtcdFacts(
-            members=client.count_members(),
-            silent=silent,
-            versions=[each.version for each in statuses],
-            has_leader=any(each.leader for each in statuses),
-            size=max((each.size for each in statuses), default=0),
-            quota=min((each.quota for each in statuses), default=0),
-            alarms=[error for each in statuses for error in each.errors],
-            revision=max((each.revision for each in statuses), default=0),
-            is_compacted=_or_none(lambda: client.is_compacted(key, 1)),
-        )
+        members = client.count_members()
+        is_compacted: bool | None = None
+        with suppress(RallypointError):
+            is_compacted = client.is_compacted(key, 1)
+    yield from judge_etcd(statuses, silent, members, is_compacted)
 
 
-def _or_none(ask: Callable[[], bool]) -> bool | None:
-    try:
-        return ask()
-    except RallypointError:
-        return None
+def judge_etcd(
+    statuses: Sequence[Status], silent: Mapping[str, str], members: int, is_compacted: bool | None
+) -> Iterator[Finding]:
+    """What the nodes that answer say, and why others do not. Of the `members`, the URL need not name all.
 
-
-def judge_etcd(facts: EtcdFacts) -> Iterator[Finding]:
-    for place, why in facts.silent.items():
-        yield warning("engine", f"the node {place} does not answer: {why}", "start it, or mend its URL")
-    versions = sorted({parse_version(each) for each in facts.versions})
-    shown = ", ".join(sorted(set(facts.versions)))
+    `is_compacted`: whether the first revision is forgotten; None if this user may not ask.
+    """
+    for place, why in silent.items():
+        yield warning(f"the node {place} does not answer: {why}", "start it, or mend its URL")
+    versions = sorted({parse_version(each.version) for each in statuses})
+    shown = f"etcd {', '.join(sorted({each.version for each in statuses}))}"
     if any(_INCONSISTENT[0] <= each[:3] <= _INCONSISTENT[1] for each in versions):
-        hint = "update it: 3.5.3 mends that (etcd issue 13766)"
-        yield warning("engine", f"etcd {shown}: 3.5.0 to 3.5.2 may become inconsistent after a crash", hint)
+        found = f"{shown}: 3.5.0 to 3.5.2 may become inconsistent after a crash"
+        yield warning(found, "update it: 3.5.3 mends that (etcd issue 13766)")
     elif versions and versions[0][:2] < _OLDEST_ETCD:
-        yield warning(
-            "engine", f"etcd {shown} has not been tried with Rallypoint", "update it to 3.4 or later"
-        )
+        yield warning(f"{shown} has not been tried with Rallypoint", "update it to 3.4 or later")
     else:
-        yield ok("engine", f"etcd {shown}")
-    yield _judge_members(facts)
-    yield from _judge_space(facts)
-    yield _judge_history(facts)
+        yield ok(shown)
+    yield _judge_members(members, any(each.leader for each in statuses))
+    yield from _judge_space(statuses)
+    yield _judge_history(max((each.revision for each in statuses), default=0), is_compacted)
 
 
-def _judge_members(facts: EtcdFacts) -> Finding:
-    members = counted(facts.members, "member")
-    if not facts.has_leader:
+def _judge_members(count: int, has_leader: bool) -> Finding:
+    members = counted(count, "member")
+    if not has_leader:
         hint = "more than half of its members have to be up, and reach each other"
-        return failure("engine", f"{members}, and none of them leads: it takes no writes", hint)
-    if facts.members == 1:
-        return warning(
-            "engine", f"{members}: when its machine dies, the store does", "run etcd on three machines"
-        )
-    if facts.members % 2 == 0:
-        return note("engine", f"{members}, with a leader: one more would let one more of them fail")
-    return ok("engine", f"{members}, with a leader")
+        return failure(f"{members}, and none of them leads: it takes no writes", hint)
+    if count == 1:
+        return warning(f"{members}: when its machine dies, the store does", "run etcd on three machines")
+    if count % 2 == 0:
+        return note(f"{members}, with a leader: one more would let one more of them fail")
+    return ok(f"{members}, with a leader")
 
 
-def _judge_space(facts: EtcdFacts) -> Iterator[Finding]:
-    for alarm in facts.alarms:
+def _judge_space(statuses: Sequence[Status]) -> Iterator[Finding]:
+    for alarm in [error for each in statuses for error in each.errors]:
         hint = f"etcdctl compact, defrag, then alarm disarm; {_COMPACTION}" if "NOSPACE" in alarm else ""
-        yield failure("engine", f"an alarm of etcd: {alarm.strip()}", hint or "see etcd's log, and its guide")
-    quota = facts.quota or _DEFAULT_QUOTA
-    of = f"{size(quota)}{'' if facts.quota else ', if its quota is the default'}"
-    found = f"its database takes {size(facts.size)} of {of}"
-    if facts.size > _FULL * quota:
-        yield warning("engine", found, f"etcdctl defrag gives back what is free in it; {_COMPACTION}")
-    else:
-        yield ok("engine", found)
-
-
-def _judge_history(facts: EtcdFacts) -> Finding:
-    count = f"{facts.revision:,} revisions"
-    if facts.is_compacted is None:
-        return unknown(
-            "engine", f"whether its history is compacted: this user may not ask; {count}", _COMPACTION
-        )
-    if facts.is_compacted:
-        return ok("engine", f"its history is compacted, or was once; {count}")
-    if facts.revision < _MANY_REVISIONS:
-        found = f"its history has not been compacted yet: with {count}, that says nothing"
-        return note("engine", found, f"it has to be, or it fills up: {_COMPACTION}")
-    return warning(
-        "engine", f"its history is not compacted: all {count} are kept, and fill it up", _COMPACTION
+        yield failure(f"an alarm of etcd: {alarm.strip()}", hint or "see etcd's log, and its guide")
+    told = min((each.quota for each in statuses), default=0)
+    used, quota = max((each.size for each in statuses), default=0), told or _DEFAULT_QUOTA
+    found = (
+        f"its database takes {size(used)} of {size(quota)}{'' if told else ', if its quota is the default'}"
     )
+    if used > _FULL * quota:
+        yield warning(found, f"etcdctl defrag gives back what is free in it; {_COMPACTION}")
+    else:
+        yield ok(found)
+
+
+def _judge_history(revision: int, is_compacted: bool | None) -> Finding:
+    count = f"{revision:,} revisions"
+    if is_compacted is None:
+        return unknown(f"whether its history is compacted: this user may not ask; {count}", _COMPACTION)
+    if is_compacted:
+        return ok(f"its history is compacted, or was once; {count}")
+    if revision < _MANY_REVISIONS:
+        found = f"its history has not been compacted yet: with {count}, that says nothing"
+        return note(found, f"it has to be, or it fills up: {_COMPACTION}")
+    return warning(f"its history is not compacted: all {count} are kept, and fill it up", _COMPACTION)
 
 
 # Redis ------------------------------------------------------------------------------------------------------
 
 _OLDEST_REDIS: Final = (6, 2)
-
-
-@dataclass(frozen=True)
-class RedisFacts:
-    """What the server says, or the master of several."""
-
-    version: str
-    is_watched: bool
-    """Whether Sentinels would promote a replica."""
-    replicas: int
-    """Those that are connected and up to date."""
-    has_file: bool
-    """`appendonly`."""
-    settings: Mapping[str, str] | None
-    """As CONFIG GET tells them; None: this user may not ask."""
-    most_bytes: int
-    """`maxmemory`; 0: there is no limit."""
-    policy: str
-    """`maxmemory-policy`."""
-
-
 _SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
 
 
-def ask_rights(address: EngineAddress, acks: int) -> Sequence[str]:
+def _missing_rights(address: EngineAddress, acks: int) -> Sequence[str]:
     from rallypoint.store.replica.engines.redis_client import RedisClient  # late: it needs a package
     from rallypoint.store.replica.engines.redis_scripts import missing_rights
 
@@ -297,106 +229,86 @@ def ask_rights(address: EngineAddress, acks: int) -> Sequence[str]:
         return missing_rights(client, address.job, acks)
 
 
-def judge_rights(missing: Sequence[str]) -> Finding:
-    hint = "ACL SETUSER gives it more rights; docs/guides/survival.md has all that are needed"
-    return failure(
-        "engine", f"this user of Redis may not run {', '.join(missing)} on the keys of the job", hint
-    )
-
-
-def ask_redis(address: EngineAddress) -> RedisFacts | None:
-    """None: this user may not ask."""
+def _examine_redis(address: EngineAddress, acks: int) -> Iterator[Finding]:
     from rallypoint.store.replica.engines.redis_client import RedisClient  # late: it needs a package
 
+    settings: dict[str, str] | None = None
     with closing(RedisClient(address)) as client:
         try:
-            (about,) = client.run(("INFO",))
+            (info,) = client.run(("INFO",))
         except EngineRefusedError:
-            return None
-        try:
-            told = client.run(*(("CONFIG GET", name) for name in _SETTINGS))
-        except RallypointError:
-            told = None
-    return _facts(about, told, is_watched=address.kind == SENTINEL)
+            found = "its version, its file, its memory and its replicas: this user may not ask"
+            yield unknown(found, "let it run INFO, or ask as another user")
+            return
+        with suppress(RallypointError):
+            answers = client.run(*(("CONFIG GET", name) for name in _SETTINGS))
+            settings = {name: each[name] for each in answers for name in each}
+    yield from judge_redis(info, settings, acks, has_sentinels=address.kind == SENTINEL)
 
 
-def _facts(
-    about: Mapping[str, Any], told: Sequence[Mapping[str, str]] | None, *, is_watched: bool
-) -> RedisFacts:
-    replicas = [each for name, each in about.items() if re.fullmatch(r"slave\d+", name)]
-    return RedisFacts(
-        version=str(about.get("redis_version", "")),
-        is_watched=is_watched,
-        replicas=sum(isinstance(each, dict) and each.get("state") == "online" for each in replicas),
-        has_file=bool(about.get("aof_enabled")),
-        settings=None if told is None else {name: each[name] for each in told for name in each},
-        most_bytes=int(about.get("maxmemory", 0)),
-        policy=str(about.get("maxmemory_policy", "")),
-    )
+def judge_redis(
+    info: Mapping[str, Any], settings: Mapping[str, str] | None, acks: int, *, has_sentinels: bool
+) -> Iterator[Finding]:
+    """What INFO and CONFIG GET of a server say, or of the master of several.
 
-
-def judge_redis(facts: RedisFacts | None, acks: int) -> Iterator[Finding]:
-    if facts is None:
-        found = "its version, its file, its memory and its replicas: this user may not ask"
-        yield unknown("engine", found, "let it run INFO, or ask as another user")
-        return
-    if parse_version(facts.version)[:2] < _OLDEST_REDIS:
-        yield failure("engine", f"Redis {facts.version} is too old", "6.2 or later is needed")
+    `settings` is None if this user may not ask for them. Sentinels would promote a replica.
+    """
+    version = str(info.get("redis_version", ""))
+    if parse_version(version)[:2] < _OLDEST_REDIS:
+        yield failure(f"Redis {version} is too old", "6.2 or later is needed")
     else:
-        yield ok("engine", f"Redis {facts.version}")
-    yield _judge_file(facts)
-    yield _judge_memory(facts)
-    yield from _judge_replicas(facts, acks)
+        yield ok(f"Redis {version}")
+    yield _judge_file(bool(info.get("aof_enabled")), (settings or {}).get("appendfsync", ""))
+    yield _judge_memory(str(info.get("maxmemory_policy", "")), int(info.get("maxmemory", 0)))
+    replicas = [each for name, each in info.items() if re.fullmatch(r"slave\d+", name)]
+    count = sum(isinstance(each, dict) and each.get("state") == "online" for each in replicas)
+    yield _judge_replicas(count, acks)
+    if count and not has_sentinels:
+        found = "it has replicas, but the URL names no Sentinels: nobody follows when another one is promoted"
+        yield warning(found, "write redis+sentinel://a,b,c/MASTER")
+    if count and settings and settings.get("min-replicas-to-write") == "0":
+        found = "min-replicas-to-write is 0: a master that is cut off goes on taking writes"
+        yield note(found, "with --acks they do not count; 1 makes it refuse them")
 
 
-def _judge_file(facts: RedisFacts) -> Finding:
-    if not facts.has_file:
+def _judge_file(has_file: bool, fsync: str) -> Finding:
+    if not has_file:
         hint = "set appendonly yes; with replicas, on each of them"
-        return warning(
-            "engine", "it writes no file of changes: a restart of its process loses the store", hint
-        )
-    fsync = facts.settings.get("appendfsync", "") if facts.settings is not None else ""
+        return warning("it writes no file of changes: a restart of its process loses the store", hint)
     if not fsync:
-        return unknown("engine", "it writes a file of changes; how soon to the disk, this user may not ask")
+        return unknown("it writes a file of changes; how soon to the disk, this user may not ask")
     if fsync == "always":
-        return ok("engine", "it writes each change to the disk (appendfsync always)")
+        return ok("it writes each change to the disk (appendfsync always)")
     lost = "a second of changes" if fsync == "everysec" else "half a minute of changes"
     found = f"it writes its file with appendfsync {fsync}: when its machine loses power, {lost} may be lost"
-    return (note if fsync == "everysec" else warning)("engine", found, "appendfsync always loses none")
+    return (note if fsync == "everysec" else warning)(found, "appendfsync always loses none")
 
 
-def _judge_memory(facts: RedisFacts) -> Finding:
-    policy = f"maxmemory-policy is {facts.policy}"
-    if not facts.policy.startswith("allkeys-"):
-        limit = f" of {size(facts.most_bytes)}" if facts.most_bytes else ", and there is no limit"
-        return ok("engine", f"{policy}{limit}: it does not drop the log")
-    hint = "set maxmemory-policy noeviction, or use a Redis that is no cache"
-    if facts.most_bytes:
-        found = (
-            f"{policy}: when {size(facts.most_bytes)} are full, it may drop the log, and the store with it"
+def _judge_memory(policy: str, limit: int) -> Finding:
+    found = f"maxmemory-policy is {policy}"
+    if not policy.startswith("allkeys-"):
+        return ok(
+            f"{found}{f' of {size(limit)}' if limit else ', and there is no limit'}: it does not drop the log"
         )
-        return failure("engine", found, hint)
-    return warning("engine", f"{policy}: if it gets a limit (maxmemory), it may drop the log", hint)
+    hint = "set maxmemory-policy noeviction, or use a Redis that is no cache"
+    if limit:
+        return failure(
+            f"{found}: when {size(limit)} are full, it may drop the log, and the store with it", hint
+        )
+    return warning(f"{found}: if it gets a limit (maxmemory), it may drop the log", hint)
 
 
-def _judge_replicas(facts: RedisFacts, acks: int) -> Iterator[Finding]:
-    replicas = counted(facts.replicas, "replica")
-    if facts.replicas < acks:
+def _judge_replicas(count: int, acks: int) -> Finding:
+    replicas = counted(count, "replica")
+    if count < acks:
         found = f"{replicas}, where --acks {acks} waits for more: no change will ever count"
-        yield failure("engine", found, "start the others, or ask for fewer")
-    elif not facts.replicas:
+        return failure(found, "start the others, or ask for fewer")
+    if not count:
         found = "it has no replica: when its machine dies, the store does"
-        yield warning("engine", found, "add replicas and Sentinels; or use etcd")
-    elif not acks:
+        return warning(found, "add replicas and Sentinels; or use etcd")
+    if not acks:
         found = f"{replicas}, and a change counts before one has it: a failover may lose what was answered"
-        yield warning("engine", found, "give --acks 1 or more, here and to rallypoint serve")
-    elif acks == facts.replicas:
-        yield note("engine", f"{replicas}, and each must have a change: while one is down, changes wait")
-    else:
-        yield ok("engine", f"{replicas}, of which {acks} must have a change before it counts")
-    if facts.replicas and not facts.is_watched:
-        found = "it has replicas, but the URL names no Sentinels: nobody follows when another one is promoted"
-        yield warning("engine", found, "write redis+sentinel://a,b,c/MASTER")
-    if facts.replicas and facts.settings and facts.settings.get("min-replicas-to-write") == "0":
-        found = "min-replicas-to-write is 0: a master that is cut off goes on taking writes"
-        yield note("engine", found, "with --acks they do not count; 1 makes it refuse them")
+        return warning(found, "give --acks 1 or more, here and to rallypoint serve")
+    if acks == count:
+        return note(f"{replicas}, and each must have a change: while one is down, changes wait")
+    return ok(f"{replicas}, of which {acks} must have a change before it counts")

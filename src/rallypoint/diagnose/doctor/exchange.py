@@ -1,234 +1,36 @@
-"""Machines that examine the ways between them: they find each other through a store, and try every pair.
+"""Doctors of several machines: they meet at a store, and examine the ways between all of them.
 
-Each one publishes its card, waits for the cards of the others, tries to reach them, and publishes the ways
-that it tried. The first one collects all ways and publishes the end result; until then all of them answer.
-
-A probe server says in one line of JSON which machine it is, the caller's address as it sees it, and its time.
-Then it sends back every byte, so that the caller can measure the round trip.
+They meet at a doctor that listens, or at the store of a launched job. There, each one publishes its card,
+waits for the cards of the others, tries to reach them, and publishes the ways that it tried. The first one
+collects all ways and publishes the end result; until then all of them answer probes.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import json
-import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from rallypoint.client.base import Store
-from rallypoint.codec import ReadBy, Within, at_most, from_text, to_json, to_text
-from rallypoint.diagnose.doctor.machine import versions
-from rallypoint.diagnose.doctor.network import addresses_of, addresses_on, interfaces_out
+from rallypoint.client.look import look
+from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.tcp import TCPStore
+from rallypoint.codec import ReadBy, at_most, from_text, to_json, to_text
+from rallypoint.diagnose.doctor.network import interfaces_out
+from rallypoint.diagnose.doctor.probes import Card, Way, own_card, probe_server, reach
+from rallypoint.diagnose.doctor.situation import MOST_RANKS, endpoint_of, leads_elsewhere, number_in
 from rallypoint.diagnose.findings import Finding
-from rallypoint.errors import StoreTimeoutError
-from rallypoint.store.machine.interfaces import GLOO_INTERFACE
-
-_MOST_ADDRESSES: Final = 8
-_LONGEST_NAME: Final = 300
-_PROBE_SECONDS: Final = 3.0
-_PINGS: Final = 10
-_MOST_CALLERS: Final = 64
-_LONGEST_CALL_S: Final = 10.0
-_LONGEST_LINE: Final = 4096
-_MARK: Final = "rallypoint doctor"
-_STRANGER: Final = "another machine, or another program, answers there"
-
-
-def _short(text: str) -> str:
-    if len(text) >= _LONGEST_NAME:
-        raise ValueError("a text is too long")
-    return text
-
-
-def _address(text: str) -> str:
-    ipaddress.ip_address(text.partition("%")[0])
-    return text
-
-
-def _address_or_nothing(text: str) -> str:
-    return text and _address(text)
-
-
-def _some(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    if not addresses:
-        raise ValueError("there are none")
-    return addresses[:_MOST_ADDRESSES]
-
-
-_Text = Annotated[str, _short]
-_Address = Annotated[str, _address]
-
-
-@dataclass(frozen=True)
-class Card:
-    """A machine: its name, where it listens, and what is installed on it."""
-
-    number: int
-    host: _Text
-    addresses: Annotated[tuple[_Address, ...], _some]
-    """Where others may reach it; the first one is the address from which it reaches the store."""
-    port: Annotated[int, Within(1, 65_535)]
-    """Of its probe server."""
-    gloo: Annotated[str, _address_or_nothing]
-    """The address that gloo would publish: its interface's, or the host name's; empty if there is none."""
-    versions: dict[_Text, _Text] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The name that people read: host and number."""
-        return f"{self.host} ({self.number})"
-
-
-@dataclass(frozen=True)
-class Way:
-    """The way from one machine to another, as the first one tried it."""
-
-    start: int = field(metadata={"json": "from"})
-    goal: int = field(metadata={"json": "to"})
-    address: str
-    """The address that answered, or the first that was tried."""
-    error: str = ""
-    """Why the goal was not reached; empty if it was."""
-    round_trip: float = 0.0
-    seen_as: Annotated[str, _address_or_nothing] = ""
-    """The start's address, as the goal sees it."""
-    resolved: tuple[str, ...] = ()
-    """What the goal's name resolves to at the start."""
-    clock: float = 0.0
-    """How many seconds the goal's clock is ahead of the start's; right to within the round trip."""
-
-
-def own_card(number: int, first_address: str, port: int) -> Card:
-    """This machine's card; `first_address` is the one from which it reaches the store."""
-    host = socket.gethostname()
-    out = [address for each in interfaces_out() for address in each.addresses]
-    addresses = tuple(dict.fromkeys([first_address, *out]))[:_MOST_ADDRESSES]
-    gloo = addresses_on(os.environ.get(GLOO_INTERFACE, "")) or addresses_of(host) or ("",)
-    return Card(number, host, addresses, port, gloo[0], versions())
-
-
-# Probes ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def probe_server(number: int) -> Iterator[int]:
-    """A port, on every interface, that answers probes while the block runs; `number` is this machine's."""
-    listener = _listen()
-    threading.Thread(target=_serve, args=(listener, number), daemon=True, name="doctor-probes").start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
-        listener.close()
-
-
-def _serve(listener: socket.socket, number: int) -> None:
-    places = threading.Semaphore(_MOST_CALLERS)
-    while True:
-        places.acquire()
-        try:
-            caller, address = listener.accept()
-        except OSError:  # closed
-            return
-        work = (caller, str(address[0]), number, places)
-        threading.Thread(target=_answer, args=work, daemon=True).start()
-
-
-def _answer(caller: socket.socket, address: str, number: int, places: threading.Semaphore) -> None:
-    with suppress(OSError), caller:  # the caller reports it, if it matters
-        caller.settimeout(_PROBE_SECONDS)
-        over = time.monotonic() + _LONGEST_CALL_S
-        # An IPv4 address plainly, also if a socket for both families has wrapped it.
-        you = address.removeprefix("::ffff:")
-        hello = {"mark": _MARK, "number": number, "you": you, "time": time.time()}
-        caller.sendall(json.dumps(hello).encode() + b"\n")
-        while time.monotonic() < over and (data := caller.recv(64)):
-            caller.sendall(data)
-    places.release()
-
-
-def _listen() -> socket.socket:
-    """One socket on every interface, for both families if the system has both."""
-    try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except OSError:  # IPv6 is known, but switched off
-        pass
-    return socket.create_server(("", 0))
-
-
-def reach(start: int, card: Card) -> Way:
-    """Try the way to a machine, at each of its addresses until one answers."""
-    resolved = addresses_of(card.host)
-    ways: list[Way] = []
-    over = time.monotonic() + _LONGEST_CALL_S
-    for address in card.addresses:
-        if ways and time.monotonic() > over:
-            break
-        way = replace(_try(start, card, address), resolved=resolved)
-        if not way.error:
-            return way
-        ways.append(way)
-    errors = "; ".join(f"{way.address}: {way.error}" for way in ways)
-    return replace(ways[0], error=errors)
-
-
-def _try(start: int, card: Card, address: str) -> Way:
-    way = Way(start, card.number, address)
-    try:
-        with socket.create_connection((address, card.port), _PROBE_SECONDS) as sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.settimeout(_PROBE_SECONDS)
-            begun = time.time()
-            hello = _read_hello(sock)
-            now = time.time()
-            if hello.get("mark") != _MARK or hello.get("number") != card.number:
-                return replace(way, error=_STRANGER)
-            seen_as, clock = str(hello["you"]), float(hello["time"]) - (begun + now) / 2
-            return replace(way, round_trip=_round_trip(sock), seen_as=seen_as, clock=clock)
-    except TimeoutError:
-        return replace(way, error=f"no answer within {_PROBE_SECONDS:g} s")
-    except OSError as error:
-        return replace(way, error=error.strerror or str(error))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return replace(way, error=_STRANGER)
-
-
-def _read_hello(sock: socket.socket) -> dict[str, Any]:
-    line, over = b"", time.monotonic() + _PROBE_SECONDS
-    while not line.endswith(b"\n"):
-        if time.monotonic() > over:
-            raise TimeoutError
-        data = sock.recv(_LONGEST_LINE - len(line))
-        if not data:
-            raise ConnectionResetError(None, "the connection was ended before a word was said")
-        line += data
-    content = json.loads(line)
-    if not isinstance(content, dict):
-        raise TypeError(content)
-    return content
-
-
-def _round_trip(sock: socket.socket) -> float:
-    times = []
-    for number in range(_PINGS):
-        begun = time.perf_counter()
-        sock.sendall(bytes([number]))
-        if sock.recv(64) != bytes([number]):
-            raise ConnectionResetError(None, "the connection was ended")
-        times.append(time.perf_counter() - begun)
-    return median(times)
-
-
-# The exchange -----------------------------------------------------------------------------------------------
+from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
+from rallypoint.launch.endpoint import Endpoint
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import is_loopback, is_this_machine, split_address
+from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.question import Question
 
 _AT_A_TIME: Final = 16
 _FAREWELL_S: Final = 5.0
@@ -324,7 +126,10 @@ def gather(
         if own.number == 0:
             gathered = _with_rows_of_others(store, own, seen)
             store.set(_END, to_text(gathered) if own.count <= _MOST_TO_TELL else b"")
-            _await_farewells(store, gathered)
+            # The store may end with this machine, so it stays until the others have read the result.
+            others = [each for each in gathered.cards if each and each not in gathered.silent]
+            with suppress(StoreTimeoutError):
+                store.wait([f"{_LEFT}/{each}" for each in others], _FAREWELL_S)
             return gathered
         told = _await(store, _END, 2 * own.seconds)  # the first one waits twice
         store.set(f"{_LEFT}/{own.number}", b"")
@@ -348,13 +153,10 @@ def _collect(store: Store, key: str, numbers: Iterable[int], seconds: float, kin
 
 def _try_all(start: int, goals: Sequence[Card | Way]) -> list[Way]:
     """All ways from here, several at a time, in daemon threads; those that may not be tried as they are."""
-    closed = [each for each in goals if isinstance(each, Way)]
-    others = [each for each in goals if isinstance(each, Card)]
-    # Each machine begins with the one behind it, so that not all of them try the same one first.
-    others.sort(key=lambda card: (card.number < start, card.number))
-    todo: queue.SimpleQueue[Card] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Way] = queue.SimpleQueue()
-    for card in others:
+    cards = [each for each in goals if isinstance(each, Card)]
+    todo, done = queue.SimpleQueue[Card](), queue.SimpleQueue[Way]()
+    # Each machine begins with the one after it, so that not all of them try the same one first.
+    for card in sorted(cards, key=lambda card: (card.number < start, card.number)):
         todo.put(card)
 
     def work() -> None:
@@ -362,9 +164,10 @@ def _try_all(start: int, goals: Sequence[Card | Way]) -> list[Way]:
             while True:
                 done.put(reach(start, todo.get_nowait()))
 
-    for _ in range(min(_AT_A_TIME, len(others))):
+    for _ in range(min(_AT_A_TIME, len(cards))):
         threading.Thread(target=work, daemon=True, name="doctor-ways").start()
-    return sorted([*closed, *(done.get() for _ in others)], key=lambda way: way.goal)
+    closed = [each for each in goals if isinstance(each, Way)]
+    return sorted([*closed, *(done.get() for _ in cards)], key=lambda way: way.goal)
 
 
 def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gathered:
@@ -377,13 +180,6 @@ def _with_rows_of_others(store: Store, own: Participant, seen: Gathered) -> Gath
     return Gathered(own.count, seen.cards, tuple(ways), findings)
 
 
-def _await_farewells(store: Store, gathered: Gathered) -> None:
-    """The store may end with the first machine, so it stays until the others have read the result."""
-    keys = [f"{_LEFT}/{number}" for number in gathered.cards if number and number not in gathered.silent]
-    with suppress(StoreTimeoutError):
-        store.wait(keys, _FAREWELL_S)
-
-
 def _await(store: Store, key: str, seconds: float) -> bytes | None:
     """The value of a key, or None if it does not come in time."""
     try:
@@ -391,3 +187,173 @@ def _await(store: Store, key: str, seconds: float) -> bytes | None:
         return store.get(key)
     except StoreTimeoutError:
         return None
+
+
+# One that listens -------------------------------------------------------------------------------------------
+
+_PREFIX: Final = "rallypoint/doctor"
+_OPEN: Final = "open"
+_VISITS: Final = "visits"
+_VISITORS: Final = "visitors"
+
+_CONNECT_S: Final = 3.0
+_VISIT_S: Final = 20.0
+_JOB_S: Final = 120.0  # machines of a job do not start at the same second
+_LOOK_S: Final = 1.0
+_MOST_AT_ONCE: Final = 16
+_KEYS_ASKED: Final = 64
+
+
+@contextmanager
+def open_practice(endpoint: Endpoint | None) -> Iterator[TCPStore]:
+    """A store where doctors of other machines can be met; on every interface unless an endpoint is given."""
+    if endpoint is not None and not is_this_machine(endpoint.host):
+        raise UsageError(
+            f"{endpoint.host} is not this machine, so nobody can be met there",
+            hint=f"name an address of this machine, or none: rallypoint doctor --listen ({own_address()})",
+        )
+    host, port = endpoint if endpoint else ("", 0)
+    with TCPStore(host, port, is_master=True, timeout=_VISIT_S, role=Role.TOOL) as store:
+        PrefixStore(_PREFIX, store).set(_OPEN, b"")
+        yield store
+
+
+def receive(store: TCPStore, on_visit: Callable[[Gathered], None]) -> None:
+    """Examine the ways to every visitor, each in a thread of its own, until interrupted."""
+    practice = PrefixStore(_PREFIX, store)
+    places = threading.Semaphore(_MOST_AT_ONCE)
+    while True:
+        with suppress(StoreTimeoutError):
+            practice.wait([_VISITORS], _LOOK_S)
+            if places.acquire(timeout=_LOOK_S):
+                visitor = practice.queue_pop(_VISITORS, block=False).decode(errors="replace")
+                visit = (store.clone(), visitor, on_visit, places)
+                threading.Thread(target=_attend, args=visit, daemon=True, name="doctor-visit").start()
+
+
+def _attend(
+    store: TCPStore, visitor: str, on_visit: Callable[[Gathered], None], places: threading.Semaphore
+) -> None:
+    try:
+        with suppress(RallypointError), store:  # it is an error if the store is closed meanwhile
+            room = PrefixStore(f"{_PREFIX}/visit/{visitor}", store)
+            key = f"{_PREFIX}/visit/{visitor}/{CARD}/1"
+            own = Participant(0, 2, own_address(), _VISIT_S)
+            on_visit(gather(room, own, (), lambda card: narrow_visitor(card, _writer_of(store, key))))
+    finally:
+        places.release()
+
+
+def _writer_of(store: TCPStore, key: str) -> str:
+    """The address of the client that wrote a key, as the server sees it; empty if that is not known."""
+    question = Question(keys=_KEYS_ASKED, search=key)
+    try:
+        snapshot = look(store.host or "localhost", store.port, question, Deadline(_CONNECT_S))
+    except RallypointError:
+        return ""
+    writer = next((each.writer for each in snapshot.keys if each.key == key), 0)
+    peer = next((each.peer for each in snapshot.clients if each.id == writer), "")
+    return split_address(peer)[0].removeprefix("::ffff:")
+
+
+def narrow_visitor(card: Card, origin: str) -> Card | Way:
+    """The card of a visitor, with only the address from which it came: it is proven that it has that one.
+
+    Otherwise anybody who reaches this machine could make it connect to any port of any machine, its own
+    loopback included. A visitor that came over loopback is on this machine: it is dialled at an address by
+    which other machines know this one.
+    """
+    own = [address for each in interfaces_out() for address in each.addresses]
+    proven = own if is_loopback(origin) else [origin]
+    addresses = tuple(each for each in card.addresses if each in proven and leads_elsewhere(each))
+    if addresses:
+        return replace(card, addresses=addresses)
+    where = origin or "an address that is not known"
+    error = f"not tried: it came from {where}, and that proves no address on its card"
+    return Way(0, card.number, card.addresses[0], error)
+
+
+def visit(endpoint: Endpoint, findings: Sequence[Finding]) -> Gathered | None:
+    """Examine the ways to the doctor that listens at an endpoint; None if no doctor listens there.
+
+    RallypointError if it goes away meanwhile.
+    """
+    try:
+        store = TCPStore(endpoint.host, endpoint.port, timeout=_CONNECT_S, role=Role.TOOL)
+    except RallypointError:
+        return None
+    with store:
+        practice = PrefixStore(_PREFIX, store)
+        if not practice.check([_OPEN]):
+            return None
+        number = practice.add(_VISITS, 1)
+        practice.queue_push(_VISITORS, str(number))
+        own = Participant(1, 2, address_towards(endpoint), _VISIT_S)
+        return gather(PrefixStore(f"visit/{number}", practice), own, findings)
+
+
+# A job that a launcher began --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The job that a launcher has started, and the part of this process in it."""
+
+    endpoint: Endpoint
+    number: int
+    count: int
+    is_first_here: bool
+    """Whether this is the first rank on its machine. One rank of each machine takes part."""
+    holds_store: bool
+    """Whether this rank has to hold the store: it is rank 0, and the launcher holds none at the endpoint."""
+    round: str
+
+
+def by_launcher(environ: Mapping[str, str]) -> Launched:
+    """The job, by the variables that torchrun and other launchers set. UsageError if they are not set."""
+    endpoint, rank = endpoint_of(environ), number_in(environ, "RANK")
+    world = number_in(environ, "WORLD_SIZE")
+    if endpoint is None or rank is None or world is None:
+        raise UsageError(
+            "--all is for a process that a launcher has started on every machine: RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT are not all set",
+            hint="torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT "
+            "--no-python rallypoint doctor --all",
+        )
+    per_machine = max(number_in(environ, "LOCAL_WORLD_SIZE") or 1, 1)
+    group, groups = number_in(environ, "GROUP_RANK"), number_in(environ, "GROUP_WORLD_SIZE")
+    number = rank // per_machine if group is None else group
+    count = -(-world // per_machine) if groups is None else groups
+    if not 0 <= rank < world or not 0 <= number < count <= MOST_RANKS:
+        raise UsageError(
+            f"rank {rank} of {world}, on machine {number} of {count}, cannot be meant",
+            hint="RANK, WORLD_SIZE, GROUP_RANK and GROUP_WORLD_SIZE: the launcher sets them",
+        )
+    holds_store = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() != "true"
+    is_first_here = number_in(environ, "LOCAL_RANK") in (None, 0)
+    tries = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Launched(endpoint, number, count, is_first_here, holds_store, tries)
+
+
+def attend_job(job: Launched, findings: Sequence[Finding]) -> Gathered:
+    """Take part for this machine; `findings` are about it."""
+    host, port = job.endpoint
+    with TCPStore(host, port, is_master=job.holds_store, timeout=_JOB_S, role=Role.TOOL) as store:
+        room = PrefixStore(f"{_PREFIX}/{job.round}", store)
+        place = Participant(job.number, job.count, address_towards(job.endpoint), _JOB_S)
+        return gather(room, place, findings)
+
+
+def own_address() -> str:
+    """The address under which other machines most likely know this one."""
+    found = interfaces_out()
+    return found[0].addresses[0] if found else "127.0.0.1"
+
+
+def address_towards(endpoint: Endpoint) -> str:
+    """The address of this machine from which it reaches an endpoint; its usual one if it does not."""
+    try:
+        with socket.create_connection(endpoint, _CONNECT_S) as sock:
+            return str(sock.getsockname()[0]).removeprefix("::ffff:")
+    except OSError:
+        return own_address()

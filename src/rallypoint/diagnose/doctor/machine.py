@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 def check_python(_: Situation) -> Iterator[Finding]:
     where = "in a virtual environment" if sys.prefix != sys.base_prefix else "no virtual environment"
     what = f"{platform.python_implementation()} {platform.python_version()}, {platform.platform(terse=True)}"
-    yield ok("python", f"{what}, {where}")
+    yield ok(f"{what}, {where}")
 
 
 def check_packages(_: Situation) -> Iterator[Finding]:
@@ -65,21 +65,19 @@ def check_packages(_: Situation) -> Iterator[Finding]:
     ours = f"rallypoint {rallypoint.__version__} ({in_use()})"
     what = ", ".join([ours, *(f"{name} {version}" for name, version in found.items())])
     if "torch" in found and "numpy" not in found:
-        yield warning("packages", f"{what}; no numpy, which torch warns about", "pip install numpy")
+        yield warning(f"{what}; no numpy, which torch warns about", "pip install numpy")
     else:
-        yield ok("packages", what)
+        yield ok(what)
 
 
 def check_event_loop(_: Situation) -> Iterator[Finding]:
     try:
         version = getattr(import_module(LOOP_PACKAGE), "__version__", "")
+        yield ok(f"{LOOP_PACKAGE} {version}: the server runs on libuv")
     except ImportError as error:
         what = f"{LOOP_PACKAGE} cannot be imported ({error}): the server runs on the standard library, slower"
-        if sys.platform == "win32":
-            what += ", and refuses the 501st client"  # there is only `select` there
-        yield warning("event-loop", what, f"pip install {LOOP_PACKAGE}")
-    else:
-        yield ok("event-loop", f"{LOOP_PACKAGE} {version}: the server runs on libuv")
+        limit = ", and refuses the 501st client" if sys.platform == "win32" else ""  # it has only `select`
+        yield warning(what + limit, f"pip install {LOOP_PACKAGE}")
 
 
 # Limits ----------------------------------------------------------------------------------------------------
@@ -91,7 +89,7 @@ def check_open_files(situation: Situation) -> Iterator[Finding]:
 
 
 def open_files_allowed() -> tuple[int, int]:
-    """How many files a process may open: now, and at most if it asks."""
+    """How many files a process may open: now, and at most if it raises the limit itself."""
     if sys.platform == "win32":
         return sys.maxsize, sys.maxsize  # it has no limit for sockets and handles that a job could reach
     import resource
@@ -105,14 +103,14 @@ def judge_open_files(soft: int, hard: int, world_size: int | None) -> Finding:
     room = soft - _SPARE_FILES
     what = f"a process may open {_number(soft)} files"
     if world_size is not None and room < world_size:
-        remedy = _raise_limit(world_size + _SPARE_FILES, hard)
-        if hard < world_size + _SPARE_FILES:
-            remedy = f"rallypoint run --relay=on; or {remedy}"
-        return warning("open-files", f"{what}, too few for {world_size:,} ranks at one server", remedy)
+        needed = world_size + _SPARE_FILES
+        relay = "rallypoint run --relay=on; or " if hard < needed else ""
+        found = f"{what}, too few for {world_size:,} ranks at one server"
+        return warning(found, relay + _raise_limit(needed, hard))
     if soft < _FEW_FILES:
-        what += ", which is little for a training"
-        return warning("open-files", what, _raise_limit(min(max(hard, _FEW_FILES), _MANY_FILES), hard))
-    return ok("open-files", f"{what}: room for {_number(room)} ranks at one server")
+        wanted = min(max(hard, _FEW_FILES), _MANY_FILES)
+        return warning(f"{what}, which is little for a training", _raise_limit(wanted, hard))
+    return ok(f"{what}: room for {_number(room)} ranks at one server")
 
 
 def _raise_limit(wanted: int, hard: int) -> str:
@@ -133,10 +131,10 @@ def _number(limit: int) -> str:
 
 
 def check_backlog(situation: Situation) -> Iterator[Finding]:
-    """Ranks that come together wait to be accepted. If the queue is full, they try again after a second."""
+    """Ranks that connect at once wait to be accepted. If the queue is full, they try again after a second."""
     accepting, half_open = accept_backlog(), syn_backlog()
     if accepting is None or half_open is None:
-        yield unknown("backlog", "this system does not tell how many clients may wait to be accepted")
+        yield unknown("this system does not tell how many clients may wait to be accepted")
     else:
         yield judge_backlog(accepting, half_open, situation.world_size)
 
@@ -144,14 +142,13 @@ def check_backlog(situation: Situation) -> Iterator[Finding]:
 def judge_backlog(accepting: int, half_open: int, world_size: int | None) -> Finding:
     """Whether all ranks can connect at the same time."""
     what = f"{accepting:,} clients may wait on one socket (somaxconn), {half_open:,} half open (SYN backlog)"
-    if world_size is not None and min(accepting, half_open) < world_size:
-        return warning(
-            "backlog",
-            f"{what}: of {world_size:,} ranks that start at once, some wait a second or more",
-            f"sysctl -w net.core.somaxconn={world_size} net.ipv4.tcp_max_syn_backlog={world_size}; "
-            "Rallypoint's server listens on several sockets, and relays need one connection per machine",
-        )
-    return ok("backlog", what)
+    if world_size is None or min(accepting, half_open) >= world_size:
+        return ok(what)
+    return warning(
+        f"{what}: of {world_size:,} ranks that start at once, some wait a second or more",
+        f"sysctl -w net.core.somaxconn={world_size} net.ipv4.tcp_max_syn_backlog={world_size}; "
+        "Rallypoint's server listens on several sockets, and relays need one connection per machine",
+    )
 
 
 def check_shared_memory(_: Situation) -> Iterator[Finding]:
@@ -161,17 +158,14 @@ def check_shared_memory(_: Situation) -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage(_SHARED_MEMORY)
     except OSError as error:
-        yield warning("shared-memory", f"there is no {_SHARED_MEMORY}: {error.strerror}")
+        yield warning(f"there is no {_SHARED_MEMORY}: {error.strerror}")
         return
-    yield judge_shared_memory(usage.total, usage.free)
-
-
-def judge_shared_memory(total: int, free: int) -> Finding:
-    what = f"{_SHARED_MEMORY} has {size(total)}, {size(free)} free"
-    if free < _LITTLE_SHARED_MEMORY:
-        what += ": little for data loaders and for NCCL"
-        return warning("shared-memory", what, "start the container with --shm-size=8g, or --ipc=host")
-    return ok("shared-memory", what)
+    what = f"{_SHARED_MEMORY} has {size(usage.total)}, {size(usage.free)} free"
+    if usage.free < _LITTLE_SHARED_MEMORY:
+        hint = "start the container with --shm-size=8g, or --ipc=host"
+        yield warning(f"{what}: little for data loaders and for NCCL", hint)
+    else:
+        yield ok(what)
 
 
 # The clock -------------------------------------------------------------------------------------------------
@@ -179,7 +173,11 @@ def judge_shared_memory(total: int, free: int) -> Finding:
 
 def check_clock(situation: Situation) -> Iterator[Finding]:
     """Logs of several machines are ordered by their clocks, and torch's own rendezvous compares clocks."""
-    yield judge_clock(time.time(), _installed_at(), _is_synchronised(), situation.machines)
+    try:
+        installed_at = Path(str(rallypoint.__file__)).stat().st_mtime
+    except OSError:
+        installed_at = 0.0
+    yield judge_clock(time.time(), installed_at, _is_synchronised(), situation.machines)
 
 
 def judge_clock(now: float, installed_at: float, is_synchronised: bool | None, machines: int = 1) -> Finding:
@@ -187,22 +185,12 @@ def judge_clock(now: float, installed_at: float, is_synchronised: bool | None, m
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed_at - _SLACK_S:
         since = time.strftime("%Y-%m-%d", time.gmtime(installed_at))
-        return failure("clock", f"{text} lies before Rallypoint was installed, {since}", _SET_CLOCK)
+        return failure(f"{text} lies before Rallypoint was installed, {since}", _SET_CLOCK)
     if is_synchronised is False:
-        worse = warning if machines > 1 else note
-        return worse(
-            "clock",
-            f"{text}; the system says that it is not synchronised: times of several machines may not compare",
-            f"{_SET_CLOCK}, on the machine itself if this is a container",
-        )
-    return ok("clock", f"{text}, synchronised" if is_synchronised else text)
-
-
-def _installed_at() -> float:
-    try:
-        return Path(str(rallypoint.__file__)).stat().st_mtime
-    except OSError:
-        return 0.0
+        what = "the system says that it is not synchronised: times of several machines may not compare"
+        hint = f"{_SET_CLOCK}, on the machine itself if this is a container"
+        return (warning if machines > 1 else note)(f"{text}; {what}", hint)
+    return ok(f"{text}, synchronised" if is_synchronised else text)
 
 
 def _is_synchronised() -> bool | None:
@@ -225,11 +213,10 @@ _SHARED: Final = (
     *("glusterfs", "fuse.glusterfs", "afs", "9p", "virtiofs", "orangefs", "pvfs2", "wekafs"),
     *("fuse.sshfs", "fuse.s3fs"),
 )
-_HELD: Final = "held"
 
 # The test needs a second process: a process may get a lock again that it holds itself. It imports nothing
 # from the folder it happens to stand in.
-_INTRUDER: Final = f"""
+_INTRUDER: Final = """
 import sys
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
@@ -240,7 +227,7 @@ try:
     with open_locked(sys.argv[1], Deadline(0.0), create=False):
         print("free")
 except StoreTimeoutError:
-    print({_HELD!r})
+    print("held")
 """
 
 
@@ -250,30 +237,21 @@ def check_file_init(situation: Situation) -> Iterator[Finding]:
     kind = file_system_of(folder)
     where = f"{folder} ({kind})" if kind else str(folder)
     try:
-        works = _try_locks(folder)
+        yield judge_locks(where, kind, _try_locks(folder))
     except OSError as error:
-        yield failure(
-            "file-init",
-            f"no file can be made and locked in {where}: {error.strerror or error}",
-            "choose a folder with --folder, and give file:// a path in it",
-        )
-        return
-    yield judge_locks(where, kind, works)
+        found = f"no file can be made and locked in {where}: {error.strerror or error}"
+        yield failure(found, "choose a folder with --folder, and give file:// a path in it")
 
 
 def judge_locks(where: str, kind: str, works: bool) -> Finding:
     """A folder whose locks hold between processes, or do not."""
     if not works:
         return failure(
-            "file-init",
             f"in {where} a second process gets a lock that the first one holds: keys would get lost",
             "choose a local folder, or mount it with locks (for NFS: without nolock)",
         )
-    what = f"locks hold in {where}"
-    if kind in _SHARED:
-        what += ", a shared file system: also for several machines, if its server keeps their locks"
-        return ok("file-init", what)
-    return ok("file-init", f"{what}: for jobs on this machine")
+    shared = ", a shared file system: also for several machines, if its server keeps their locks"
+    return ok(f"locks hold in {where}{shared if kind in _SHARED else ': for jobs on this machine'}")
 
 
 def _try_locks(folder: Path) -> bool:
@@ -283,7 +261,7 @@ def _try_locks(folder: Path) -> bool:
     intruder = [sys.executable, "-c", _INTRUDER, path]
     try:
         with open_locked(path, Deadline(_LOCK_SECONDS), create=False):
-            asked = subprocess.run(
+            done = subprocess.run(
                 intruder, capture_output=True, text=True, timeout=_LOCK_SECONDS, check=False
             )
     except StoreTimeoutError as error:
@@ -292,9 +270,9 @@ def _try_locks(folder: Path) -> bool:
         raise OSError(f"asking for a lock takes longer than {_LOCK_SECONDS:g} s") from None
     finally:
         os.unlink(path)
-    if asked.returncode:
-        raise OSError(asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else "the lock failed")
-    return asked.stdout.strip() == _HELD
+    if done.returncode:
+        raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the lock failed")
+    return done.stdout.strip() == "held"
 
 
 def file_system_of(folder: Path) -> str:

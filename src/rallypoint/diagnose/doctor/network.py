@@ -74,16 +74,12 @@ def check_interfaces(situation: Situation) -> Iterator[Finding]:
     try:
         found = interfaces()
     except OSError as error:
-        yield unknown("interfaces", f"the system does not tell them: {error}")
+        yield unknown(f"the system does not tell them: {error}")
         return
     out = [f"{each.name} ({', '.join(each.addresses)})" for each in found if each.leads_out]
-    if out:
-        yield ok("interfaces", ", ".join(out))
-    else:
-        yield warning("interfaces", "none leads to other machines: jobs on this machine alone")
+    yield ok(", ".join(out)) if out else warning("none leads to other machines: jobs on this machine alone")
     for variable in (GLOO_INTERFACE, NCCL_INTERFACE, "TP_SOCKET_IFNAME"):
-        text = situation.environ.get(variable)
-        if text:
+        if text := situation.environ.get(variable):
             yield judge_interface(variable, text, [each.name for each in found if each.is_up])
 
 
@@ -95,26 +91,21 @@ def judge_interface(variable: str, text: str, there: list[str]) -> Finding:
     names = [name.partition(":")[0] for name in text.lstrip("^=").split(",") if name]
     is_nccl = variable.startswith("NCCL")
     if is_nccl and text.startswith("^"):
-        return ok("interfaces", f"{variable}={text}: all but these")
+        return ok(f"{variable}={text}: all but these")
     by_prefix = is_nccl and not text.startswith("=")
     real = [any(each.startswith(name) if by_prefix else each == name for each in there) for name in names]
     if any(real) if is_nccl else real and all(real):
-        return ok("interfaces", f"{variable}={text}")
-    return failure(
-        "interfaces",
-        f"{variable}={text}, but the interfaces that are up are {', '.join(there)}",
-        set_variable(variable, next((each for each in there if each != "lo"), "lo")),
-    )
+        return ok(f"{variable}={text}")
+    found = f"{variable}={text}, but the interfaces that are up are {', '.join(there)}"
+    return failure(found, set_variable(variable, next((each for each in there if each != "lo"), "lo")))
 
 
 FAMILIES: Final = {
-    (True, True): ok("address-families", "IPv4 and IPv6"),
-    (True, False): ok("address-families", "IPv4 only; torch warns about IPv6 (errno 97), which does no harm"),
-    (False, True): warning(
-        "address-families", "IPv6 only", "name machines by names or IPv6 addresses, without brackets"
-    ),
+    (True, True): ok("IPv4 and IPv6"),
+    (True, False): ok("IPv4 only; torch warns about IPv6 (errno 97), which does no harm"),
+    (False, True): warning("IPv6 only", "name machines by names or IPv6 addresses, without brackets"),
     (False, False): failure(
-        "address-families", "no socket can be bound, not even on loopback", "file:// needs none for the store"
+        "no socket can be bound, not even on loopback", "file:// needs none for the store"
     ),
 }
 """By whether IPv4 and IPv6 work."""
@@ -150,17 +141,17 @@ def check_host_name(situation: Situation) -> Iterator[Finding]:
     try:
         addresses, seconds = resolve(name)
     except TimeoutError:
-        yield failure("host-name", f"{name}: no answer within {_PATIENCE_S:g} s", remedy)
+        yield failure(f"{name}: no answer within {_PATIENCE_S:g} s", remedy)
         return
     except OSError as error:
-        what = f"{name} does not resolve here ({error.strerror or error})"
-        yield _loopback_only(what, remedy, situation.machines)
+        yield _loopback_only(
+            f"{name} does not resolve here ({error.strerror or error})", remedy, situation.machines
+        )
         return
     finding = judge_addresses(name, addresses, seconds, situation.machines)
     chosen = situation.environ.get(GLOO_INTERFACE)
     if finding.fix and chosen:
-        what = f"{name} is {', '.join(addresses)}; gloo takes {chosen}, by {GLOO_INTERFACE}"
-        finding = ok("host-name", what)
+        finding = ok(f"{name} is {', '.join(addresses)}; gloo takes {chosen}, by {GLOO_INTERFACE}")
     yield finding
 
 
@@ -169,9 +160,7 @@ def judge_addresses(name: str, addresses: list[str], seconds: float, machines: i
     what = f"{name} is {', '.join(addresses)}, found in {seconds * 1000:.0f} ms"
     if all(map(is_loopback, addresses)):
         return _loopback_only(what, f"give {name} its address in {_HOSTS_FILE}", machines)
-    if seconds > _SLOW_S:
-        return warning("host-name", f"{what}: slow", f"add {name} to {_HOSTS_FILE}")
-    return ok("host-name", what)
+    return warning(f"{what}: slow", f"add {name} to {_HOSTS_FILE}") if seconds > _SLOW_S else ok(what)
 
 
 def _loopback_only(what: str, otherwise: str, machines: int) -> Finding:
@@ -179,8 +168,8 @@ def _loopback_only(what: str, otherwise: str, machines: int) -> Finding:
     fix = use_interface()
     remedy = fix.command if fix else otherwise
     if machines == 1:
-        return note("host-name", f"{what}: fine for jobs on this machine alone; for several: {remedy}")
-    return warning("host-name", f"{what}: gloo would listen where no other machine reaches it", remedy, fix)
+        return note(f"{what}: fine for jobs on this machine alone; for several: {remedy}")
+    return warning(f"{what}: gloo would listen where no other machine reaches it", remedy, fix)
 
 
 def judge_spelling(name: str) -> Iterator[Finding]:
@@ -191,13 +180,11 @@ def judge_spelling(name: str) -> Iterator[Finding]:
         except OSError:
             address = "of another machine"
         yield failure(
-            "host-name",
             f"{name} is a number, and resolvers read it as the address {address}",
             "rename the host, or give its address as MASTER_ADDR or --rdzv-endpoint",
         )
     elif re.fullmatch(r"[0-9a-f]{12}", name):
         yield warning(
-            "host-name",
             f"{name} looks like the id of a container, which no other machine knows as a name",
             "start the container with --hostname and --network=host, or use an address that others reach",
         )
@@ -213,15 +200,15 @@ def check_reverse(_: Situation) -> Iterator[Finding]:
         stalls, what = True, f"after {len(answered)} look-ups of {LOCAL_CLIENT}, one had no answer in time"
         what += f" ({_PATIENCE_S:g} s in all)"
     if not stalls:
-        yield ok("reverse-look-up", what)
+        yield ok(what)
         return
+    on_windows = f"add {LOCAL_CLIENT} localhost to {_HOSTS_FILE}"
     yield warning(
-        "reverse-look-up",
         f"{what}: torch's server does one for every client, and stands still meanwhile; so does each client. "
         "Rallypoint's server and client ask for no name: rallypoint run --client=python",
-        f"echo '{LOCAL_CLIENT} localhost' | sudo tee -a /etc/hosts"
-        if sys.platform != "win32"
-        else f"add {LOCAL_CLIENT} localhost to {_HOSTS_FILE}",
+        on_windows
+        if sys.platform == "win32"
+        else f"echo '{LOCAL_CLIENT} localhost' | sudo tee -a /etc/hosts",
     )
 
 
@@ -239,7 +226,7 @@ _MESHES: Final = (
 def check_proxies(situation: Situation) -> Iterator[Finding]:
     """HTTP proxies, and the sidecars of service meshes: both step in without being asked."""
     found = [*judge_proxies(situation), *judge_meshes(situation.environ, listening_ports())]
-    yield from found or [ok("proxies", "no proxy is set, and no sidecar of a service mesh is to be seen")]
+    yield from found or [ok("no proxy is set, and no sidecar of a service mesh is to be seen")]
 
 
 def judge_proxies(situation: Situation) -> Iterator[Finding]:
@@ -250,14 +237,11 @@ def judge_proxies(situation: Situation) -> Iterator[Finding]:
         return
     host = situation.endpoint.host if situation.endpoint else ""
     what = f"{', '.join(is_set)} {'is' if len(is_set) == 1 else 'are'} set: stores and gloo do not use it"
-    if host and not _is_excepted(host, environ.get("no_proxy", "")):
-        yield warning(
-            "proxies",
-            f"{what}, but what asks {host} over HTTP would (etcd, model servers)",
-            set_variable("no_proxy", ",".join(filter(None, (environ.get("no_proxy"), host)))),
-        )
-    else:
-        yield ok("proxies", what)
+    if not host or _is_excepted(host, environ.get("no_proxy", "")):
+        yield ok(what)
+        return
+    found = f"{what}, but what asks {host} over HTTP would (etcd, model servers)"
+    yield warning(found, set_variable("no_proxy", ",".join(filter(None, (environ.get("no_proxy"), host)))))
 
 
 def _is_excepted(host: str, exceptions: str) -> bool:
@@ -274,7 +258,6 @@ def judge_meshes(environ: Mapping[str, str], listening: Collection[int]) -> Iter
         ]
         if signs:
             yield warning(
-                "proxies",
                 f"a sidecar of {mesh} seems to be here ({', '.join(signs[:3])}): it takes over "
                 "connections, resets those that are no HTTP, and accepts what nobody listens to",
                 f"annotate the pods with {switch}",

@@ -96,8 +96,12 @@ def endpoint_of(environ: Mapping[str, str]) -> Endpoint | None:
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RANK: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-_BELOW: Final = tuple(zip(_RANK[::2], _RANK[1::2], strict=True))
-_NOT_ABOVE: Final = (("LOCAL_RANK", "RANK"), ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+_LIMITS: Final = {
+    **dict.fromkeys(zip(_RANK[::2], _RANK[1::2], strict=True), "below"),
+    ("LOCAL_RANK", "RANK"): "equal",
+    ("LOCAL_WORLD_SIZE", "WORLD_SIZE"): "equal",
+}
+"""The first variable's number has to be below the second one's, or equal at most."""
 _COUNTS: Final = {
     "WORLD_SIZE": "WORLD_SIZE is the number of ranks on all machines together, the same on each; or ",
     "LOCAL_WORLD_SIZE": "LOCAL_WORLD_SIZE is the number of ranks on this machine; or ",
@@ -113,7 +117,6 @@ _SHOWN: Final = (
 )
 _SHOWN_PREFIXES: Final = ("PET_", "TORCHELASTIC_")
 
-_NAME: Final = "variables"
 _NOT_OBEYED: Final = (
     ": torch obeys it in a script that is started without a launcher (env://, tcp://); the stores that "
     "torchrun and accelerate make for their rendezvous do not"
@@ -124,19 +127,17 @@ _USE_FIRST_MACHINE: Final = "set MASTER_ADDR to the first machine's address, the
 def check_variables(situation: Situation) -> Iterator[Finding]:
     """One finding with all that are set, after notes about them; else one for each problem."""
     environ = situation.environ
+    checks = (_check_port, _check_numbers, _check_switches, _check_completeness)
     problems = [
         *_check_address(environ, situation.machines),
-        *_check_port(environ),
-        *_check_numbers(environ),
-        *_check_switches(environ),
-        *_check_completeness(environ),
+        *(each for check in checks for each in check(environ)),
     ]
     yield from problems
     if any(each.state is not State.NOTE for each in problems):
         return
     shown = [name for name in environ if name in _SHOWN or name.startswith(_SHOWN_PREFIXES)]
     texts = [f"{name}={environ[name]}" for name in sorted(shown)]
-    yield ok(_NAME, ", ".join(texts) if texts else "none that concerns a job is set: the launcher sets them")
+    yield ok(", ".join(texts) or "none that concerns a job is set: the launcher sets them")
 
 
 def _check_address(environ: Mapping[str, str], machines: int) -> Iterator[Finding]:
@@ -145,33 +146,30 @@ def _check_address(environ: Mapping[str, str], machines: int) -> Iterator[Findin
         return
     what = f"MASTER_ADDR is {address}"
     if not address.strip():
-        yield failure(_NAME, "MASTER_ADDR is set, but empty", unset_variable("MASTER_ADDR"))
+        yield failure("MASTER_ADDR is set, but empty", unset_variable("MASTER_ADDR"))
     elif address.startswith("[") or address.endswith("]"):
         bare, _, rest = address.lstrip("[").partition("]")
         what += ": torch takes the brackets for a part of the name"
-        yield failure(_NAME, what, _set_both(bare, rest.removeprefix(":")))
+        yield failure(what, _set_both(bare, rest.removeprefix(":")))
     elif "/" in address:
-        what += ", which is a URL and no host"
-        yield failure(_NAME, what, set_variable("MASTER_ADDR", _host_in(address)))
+        yield failure(f"{what}, which is a URL and no host", _set_both(_host_in(address)))
     elif address != address.strip():
-        what = f"MASTER_ADDR is {address!r}, with spaces around it"
-        yield failure(_NAME, what, set_variable("MASTER_ADDR", address.strip()))
+        yield failure(f"MASTER_ADDR is {address!r}, with spaces around it", _set_both(address.strip()))
     elif re.fullmatch(r"[^:]+:\d+", address):
         host, _, port = address.rpartition(":")
-        yield failure(_NAME, f"{what}: a port belongs into MASTER_PORT", _set_both(host, port))
+        yield failure(f"{what}: a port belongs into MASTER_PORT", _set_both(host, port))
     elif address in EVERYWHERE and machines == 1:
         what += ", which leads every machine to itself; it does for jobs on one"
-        yield warning(_NAME, what, set_variable("MASTER_ADDR", "127.0.0.1"))
+        yield warning(what, _set_both("127.0.0.1"))
     elif address in EVERYWHERE:
-        yield failure(_NAME, f"{what}, which leads every machine to itself", _USE_FIRST_MACHINE)
+        yield failure(f"{what}, which leads every machine to itself", _USE_FIRST_MACHINE)
     elif is_loopback(address) and machines > 1:
-        what += f", which each of the {machines} machines takes for itself"
-        yield failure(_NAME, what, _USE_FIRST_MACHINE)
+        yield failure(f"{what}, which each of the {machines} machines takes for itself", _USE_FIRST_MACHINE)
 
 
-def _set_both(host: str, port: str) -> str:
-    both = [("MASTER_ADDR", host), *([("MASTER_PORT", port)] if port else [])]
-    return "; ".join(set_variable(*each) for each in both)
+def _set_both(host: str, port: str = "") -> str:
+    set_port = f"; {set_variable('MASTER_PORT', port)}" if port else ""
+    return set_variable("MASTER_ADDR", host) + set_port
 
 
 def _host_in(address: str) -> str:
@@ -199,7 +197,7 @@ def _check_port(environ: Mapping[str, str]) -> Iterator[Finding]:
         what += "any program may hold it by chance"
     else:
         return
-    yield Finding(_NAME, state, f"MASTER_PORT is {what}", set_variable("MASTER_PORT", str(MASTER_PORT)))
+    yield Finding("", state, f"MASTER_PORT is {what}", set_variable("MASTER_PORT", str(MASTER_PORT)))
 
 
 def _check_numbers(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -208,17 +206,16 @@ def _check_numbers(environ: Mapping[str, str]) -> Iterator[Finding]:
         least = 1 if name.endswith("SIZE") else 0
         if name in environ and (number is None or number < least):
             what = f"{name} is {environ[name]!r}: it has to be a number from {least} on"
-            yield failure(_NAME, what, unset_variable(name))
-    for small, large in _BELOW:
+            yield failure(what, unset_variable(name))
+    for (small, large), most in _LIMITS.items():
         first, second = numbers[small], numbers[large]
-        if first is not None and second is not None and first >= second > 0:
+        if first is None or second is None:
+            continue
+        if most == "below" and first >= second > 0:
             what = f"{small} is {first}, but {large} is {second}: ranks go from 0 to {second - 1}"
-            yield failure(_NAME, what, _correct(small, large))
-    for small, large in _NOT_ABOVE:
-        first, second = numbers[small], numbers[large]
-        if first is not None and second is not None and first > second >= 0:
-            what = f"{small} is {first}, but {large} is only {second}"
-            yield failure(_NAME, what, _correct(small, large))
+            yield failure(what, _correct(small, large))
+        elif most == "equal" and first > second >= 0:
+            yield failure(f"{small} is {first}, but {large} is only {second}", _correct(small, large))
 
 
 def _correct(small: str, large: str) -> str:
@@ -232,25 +229,25 @@ def _check_switches(environ: Mapping[str, str]) -> Iterator[Finding]:
         try:
             read(environ)
         except UsageError as error:
-            yield failure(_NAME, error.message, error.hint)
+            yield failure(error.message, error.hint)
     if environ.get(LIBUV_VARIABLE):
         try:
             wanted = parse_switch(environ[LIBUV_VARIABLE], f"the variable {LIBUV_VARIABLE}")
         except UsageError as error:
-            yield warning(_NAME, error.message, error.hint)
+            yield warning(error.message, error.hint)
         else:
             if not wanted:
-                yield note(_NAME, f"{LIBUV_VARIABLE}={environ[LIBUV_VARIABLE]}{_NOT_OBEYED}")
+                yield note(f"{LIBUV_VARIABLE}={environ[LIBUV_VARIABLE]}{_NOT_OBEYED}")
     if environ.get(PATCH_VARIABLE, "").strip().lower() == Patch.NEVER.value:
         what = f"{PATCH_VARIABLE}=never: where torch has no libuv, Rallypoint may not help"
-        yield warning(_NAME, what, unset_variable(PATCH_VARIABLE))
+        yield warning(what, unset_variable(PATCH_VARIABLE))
     if environ.get(_AUTOLOAD) == "0":
         what = f"{_AUTOLOAD}=0: what `rallypoint enable` set up is not loaded"
-        yield warning(_NAME, what, f"{unset_variable(_AUTOLOAD)}, or start jobs with rallypoint run")
+        yield warning(what, f"{unset_variable(_AUTOLOAD)}, or start jobs with rallypoint run")
     for old, new in _RENAMED.items():
         if old in environ and new not in environ:
             remedy = f"{set_variable(new, environ[old])}; {unset_variable(old)}"
-            yield warning(_NAME, f"{old} is an old name that newer torch warns about", remedy)
+            yield warning(f"{old} is an old name that newer torch warns about", remedy)
 
 
 def _check_completeness(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -258,7 +255,6 @@ def _check_completeness(environ: Mapping[str, str]) -> Iterator[Finding]:
     missing = [name for name in _NEEDED if name not in environ]
     if "RANK" in environ and missing:
         yield failure(
-            _NAME,
             f"RANK is {environ['RANK']}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
             "not set: init_process_group would fail",
             f"{unset_variable('RANK')}, and start the job with rallypoint run, which sets all of them",

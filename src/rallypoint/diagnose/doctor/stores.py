@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -57,6 +57,7 @@ _GREETINGS: Final = (
     (b"220", "a mail or FTP server"),
 )
 """How services begin, unasked or as an answer to the question."""
+_ENDS: Final = "a program that ends every connection"
 
 
 # The endpoint's name and port ------------------------------------------------------------------------------
@@ -70,30 +71,20 @@ def check_endpoint(situation: Situation) -> Iterator[Finding]:
     try:
         addresses, seconds = resolve(host)
     except OSError as error:  # TimeoutError is one
-        yield failure(
-            "endpoint", f"{host} does not resolve here ({error.strerror or error})", _remedy_for(host)
-        )
+        remedy = f"use its address, or add {host} to the hosts file; in a cluster its DNS entry may come late"
+        if host.endswith(".local"):
+            remedy = f"mDNS names need a resolver for them: use the address of {host}"
+        yield failure(f"{host} does not resolve here ({error.strerror or error})", remedy)
         return
-    whose = "this machine" if is_this_machine(host) else "another machine"
+    is_here = is_this_machine(host)
+    whose = "this machine" if is_here else "another machine"
     known = "" if addresses == [host] else f" is {', '.join(addresses)}, found in {seconds * 1000:.0f} ms,"
-    yield ok("endpoint", f"{host}{known} {'and ' if known else 'is '}{whose}")
-    yield from judge_reach(host, addresses, whose == "this machine")
-
-
-def judge_reach(host: str, addresses: list[str], is_here: bool) -> Iterator[Finding]:
-    """A warning if the name leads each machine to itself."""
+    yield ok(f"{host}{known} {'and ' if known else 'is '}{whose}")
     if is_here and all(map(is_loopback, addresses)) and host not in ("localhost", *addresses):
         yield warning(
-            "endpoint",
             f"{host} is a loopback address on this machine: torch connects to that, others cannot",
             "for several machines, name the endpoint by an address that all of them reach",
         )
-
-
-def _remedy_for(host: str) -> str:
-    if host.endswith(".local"):
-        return f"mDNS names need a resolver for them: use the address of {host}"
-    return f"use its address, or add {host} to the hosts file; in a cluster its DNS entry may come late"
 
 
 def check_port(situation: Situation) -> Iterator[Finding]:
@@ -101,31 +92,26 @@ def check_port(situation: Situation) -> Iterator[Finding]:
     endpoint = situation.endpoint
     if endpoint is None or not endpoint.port or not is_this_machine(endpoint.host):
         return
+    low, high = client_ports()
     try:
         try_port(endpoint.host, endpoint.port)
     except PortInUseError as error:
-        yield warning(
-            "port",
-            f"{endpoint.port} is in use" + (f" by {error.holder}" if error.holder else ""),
-            "right if that is the store of this job; else end that process, or take another port: "
-            f"{_free_port(endpoint)}",
-        )
-        return
+        hint = "right if that is the store of this job; else end that process, or take another port: "
+        holder = f" by {error.holder}" if error.holder else ""
+        yield warning(f"{endpoint.port} is in use{holder}", f"{hint}{_free_port(endpoint)}")
     except BindError as error:
-        yield failure("port", error.message, error.hint or f"take another one: {MASTER_PORT}")
-        return
-    low, high = client_ports()
-    if low <= endpoint.port <= high:
+        yield failure(error.message, error.hint or f"take another one: {MASTER_PORT}")
+    else:
+        if not low <= endpoint.port <= high:
+            yield ok(f"{endpoint.port} is free")
+            return
         free = _free_port(endpoint)
         yield warning(
-            "port",
             f"{endpoint.port} is free, but of the range {low} to {high} that the system gives to clients: "
             "any program may hold it by chance when the job begins",
             f"take one below {low}: {free}",
             Fix("run", "rdzv-endpoint", str(endpoint._replace(port=free))) if free else None,
         )
-    else:
-        yield ok("port", f"{endpoint.port} is free")
 
 
 def _free_port(endpoint: Endpoint) -> int:
@@ -134,13 +120,10 @@ def _free_port(endpoint: Endpoint) -> int:
     # Also lower ones, for systems that give even the usual ones to clients.
     candidates: list[int] = [*range(MASTER_PORT, MASTER_PORT + 50), *range(20_000, 20_050)]
     for port in candidates:
-        if port == endpoint.port or port >= low:
-            continue
-        try:
-            try_port(endpoint.host, port)
-        except (PortInUseError, BindError):
-            continue
-        return port
+        if port != endpoint.port and port < low:
+            with suppress(PortInUseError, BindError):
+                try_port(endpoint.host, port)
+                return port
     return 0
 
 
@@ -155,25 +138,26 @@ def open_store(address: str) -> TCPStore:
 
 def check_loopback(_: Situation) -> Iterator[Finding]:
     """A server of ours on loopback: every job on this machine needs that."""
-    yield _try_address("loopback", "127.0.0.1")
+    yield _try_address("127.0.0.1")
 
 
 def check_interface(_: Situation) -> Iterator[Finding]:
     """A server of ours on the address under which other machines know this one."""
     for found in interfaces_out()[:1]:
-        yield _try_address("interface", found.addresses[0])
+        yield _try_address(found.addresses[0])
 
 
-def _try_address(name: str, address: str) -> Finding:
+def _try_address(address: str) -> Finding:
     try:
         with open_store(address) as store:
             met = meet(Endpoint(address, store.port))
     except RallypointError as error:
-        return failure(name, f"no store can be used at {address}: {error.message}", error.hint)
+        return failure(f"no store can be used at {address}: {error.message}", error.hint)
     except OSError as error:
-        reason = error.strerror or error
-        return failure(name, f"sockets cannot be used: {reason}", "file:// needs none for the store")
-    return ok(name, f"a store of ours at {address} answers in {fine_duration(met.round_trip)}")
+        return failure(
+            f"sockets cannot be used: {error.strerror or error}", "file:// needs none for the store"
+        )
+    return ok(f"a store of ours at {address} answers in {fine_duration(met.round_trip)}")
 
 
 # The endpoint's store --------------------------------------------------------------------------------------
@@ -194,18 +178,18 @@ def check_store(situation: Situation) -> Iterator[Finding]:
     endpoint = situation.endpoint
     if endpoint is None or not endpoint.port:
         return
-    problem = _knock(endpoint)
-    if problem is not None:
-        yield judge_nobody(endpoint, problem, is_this_machine(endpoint.host))
+    try:
+        socket.create_connection(endpoint, _SECONDS).close()
+    except OSError as error:
+        yield judge_nobody(endpoint, error, is_this_machine(endpoint.host))
         return
     patience, begun = _patience(endpoint), time.monotonic()
     try:
         met = meet(endpoint, patience)
     except (ProtocolError, ConnectError):
-        what, hint = describe_stranger(endpoint), "take another port, the same on all machines"
-        yield failure("store", what, hint)
+        yield failure(describe_stranger(endpoint), "take another port, the same on all machines")
     except RallypointError as error:
-        yield failure("store", f"{endpoint}: {error.message}", error.hint)
+        yield failure(f"{endpoint}: {error.message}", error.hint)
     else:
         yield judge_store(endpoint, met, time.monotonic() - begun)
 
@@ -219,32 +203,20 @@ def _patience(endpoint: Endpoint) -> float:
     return _PATIENCE_S if may_be_torch else _HERE_S
 
 
-def _knock(endpoint: Endpoint) -> OSError | None:
-    """Why no connection can be made; None if one can."""
-    try:
-        socket.create_connection(endpoint, _SECONDS).close()
-    except OSError as error:
-        return error
-    return None
-
-
 def judge_nobody(endpoint: Endpoint, error: OSError, is_here: bool) -> Finding:
     """An endpoint that accepts no connection; `is_here` says whether it is this machine's."""
-    refused = isinstance(error, ConnectionRefusedError)
-    if refused and is_here:
-        return ok("store", f"nothing listens at {endpoint} yet")
-    if refused:
+    if isinstance(error, ConnectionRefusedError) and is_here:
+        return ok(f"nothing listens at {endpoint} yet")
+    if isinstance(error, ConnectionRefusedError):
         return warning(
-            "store",
             f"the machine at {endpoint.host} answers, but nothing listens on port {endpoint.port} yet",
             f"right before a job begins; to try the way: rallypoint doctor --listen --endpoint {endpoint}",
         )
     if isinstance(error, socket.gaierror):
-        return unknown("store", f"it was not looked for, since {endpoint.host} does not resolve")
-    late = isinstance(error, TimeoutError)
-    reason = f"no answer within {_SECONDS:g} s" if late else error.strerror or error
+        return unknown(f"it was not looked for, since {endpoint.host} does not resolve")
+    is_late = isinstance(error, TimeoutError)
+    reason = f"no answer within {_SECONDS:g} s" if is_late else error.strerror or error
     return failure(
-        "store",
         f"{endpoint}{' is this machine, but' if is_here else ''} cannot be reached: {reason}",
         "look for a firewall, another network, or an address that leads nowhere",
     )
@@ -256,10 +228,10 @@ def judge_store(endpoint: Endpoint, met: Met, seconds: float) -> Finding:
     what = f"{met.kind} at {endpoint}, with {keys}, answers in {fine_duration(met.round_trip)}"
     if seconds > _HELD_UP_S:
         what += f", but took {fine_duration(seconds)} to accept us: it looks up names, or is held up"
-        return warning("store", what, "see reverse-look-up, on the machine of the store")
+        return warning(what, "see reverse-look-up, on the machine of the store")
     if met.round_trip > _SLOW_S:
-        return warning("store", f"{what}: slow", "it is far away, or it is held up: look at its machine")
-    return ok("store", what)
+        return warning(f"{what}: slow", "it is far away, or it is held up: look at its machine")
+    return ok(what)
 
 
 def meet(endpoint: Endpoint, seconds: float = _SECONDS) -> Met:
@@ -294,27 +266,15 @@ def _kind_of_torch(endpoint: Endpoint, deadline: Deadline) -> str:
 def describe_stranger(endpoint: Endpoint) -> str:
     """A program that listens at a port and is no store: its kind, and its process if that is known."""
     holder = holder_of(endpoint.port) if is_this_machine(endpoint.host) else None
-    what = _recognise(_first_words(endpoint))
-    return f"at {endpoint} is {what}: no store{f', held by {holder}' if holder else ''}"
-
-
-def _recognise(words: bytes | None) -> str:
-    if words is None:
-        return "a program that accepts connections and does not answer"
-    for beginning, what in _GREETINGS:
-        if words.startswith(beginning):
-            return what
-    return f"a program that says {words[:40]!r}" if words else "a program that ends every connection"
-
-
-def _first_words(endpoint: Endpoint) -> bytes | None:
-    """Empty if it ends the connection, None if it says nothing."""
     try:
         with socket.create_connection(endpoint, _STRANGER_S) as sock:
             sock.settimeout(_STRANGER_S)
             sock.sendall(_QUESTION)
-            return sock.recv(200)
+            words = sock.recv(200)
+        known = (what for beginning, what in _GREETINGS if words.startswith(beginning))
+        what = next(known, f"a program that says {words[:40]!r}" if words else _ENDS)
     except TimeoutError:
-        return None
+        what = "a program that accepts connections and does not answer"
     except OSError:
-        return b""
+        what = _ENDS
+    return f"at {endpoint} is {what}: no store{f', held by {holder}' if holder else ''}"

@@ -16,7 +16,7 @@ from typing import Any, Final
 from rallypoint.diagnose.doctor.network import use_interface
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import open_store
-from rallypoint.diagnose.findings import NO_GPU, Finding, Fix, failure, note, ok, unknown, warning
+from rallypoint.diagnose.findings import NO_GPU, Finding, Fix, failure, named, note, ok, unknown, warning
 from rallypoint.errors import RallypointError
 from rallypoint.launch.environment import without_rank
 from rallypoint.pytorch.asking import Answers, ask
@@ -31,7 +31,7 @@ _USE_PYTHON_CLIENT: Final = "rallypoint run --client=python train.py, or file://
 def check_torch(situation: Situation) -> Iterator[Finding]:
     if find_spec("torch") is None:
         what = f"not installed for {sys.executable}; stores work without it, jobs do not"
-        yield failure("torch", what, "pip install torch")
+        yield failure(what, "pip install torch")
         return
     yield from judge_torch(ask_torch(situation.environ))
 
@@ -51,16 +51,22 @@ def judge_torch(answers: Answers) -> Iterator[Finding]:
     """Findings from torch's answers."""
     problem = answers.error_of("torch")
     if problem:
-        what = f"it cannot be imported: {problem}"
-        yield failure("torch", what, "python -c 'import torch' shows all of it")
+        found = failure(f"it cannot be imported: {problem}", "python -c 'import torch' shows all of it")
+        yield from named("torch", [found])
         return
     torch = answers.parts["torch"]
-    yield _judge_build(torch, answers.seconds)
-    yield from _judge_defects(torch["version"])
-    for part, (name, judge_part) in _JUDGES.items():
-        if part == "devices" or torch["distributed"]:
-            untried = _never_reached(answers, part, name)
-            yield from [untried] if untried is not None else judge_part(torch, answers)
+    yield from named("torch", [_judge_build(torch, answers.seconds)])
+    defects = defects_of(torch["version"], platform.system())
+    yield from named("known-defects", (note(each.what, each.do) for each in defects))
+    missing = [part for part in _PARTS if part not in answers.parts]
+    for part, (name, judge) in _JUDGES.items():
+        if part != "devices" and not torch["distributed"]:
+            continue
+        if answers.problem and part in missing[1:]:  # in the first of these, torch's process ended
+            found = unknown(f"it was not tried, since torch's process ended before: {answers.problem}")
+            yield from named(name, [found])
+        else:
+            yield from named(name, judge(torch, answers))
 
 
 def _judge_build(torch: Mapping[str, Any], seconds: float) -> Finding:
@@ -70,34 +76,17 @@ def _judge_build(torch: Mapping[str, Any], seconds: float) -> Finding:
     what = f"{torch['version']}, {runs_on}"
     if not torch["distributed"]:
         remedy = "install another build of torch; this one cannot take part in any job"
-        return failure("torch", f"{what}, built without torch.distributed", remedy)
-    backends = ", ".join(torch["backends"]) or "no backend"
-    return ok("torch", f"{what}; {backends}; examined in {seconds:.1f} s")
-
-
-def _judge_defects(version: str) -> Iterator[Finding]:
-    """Known defects of this version of torch on this platform, before they show."""
-    for defect in defects_of(version, platform.system()):
-        yield note("known-defects", defect.what, defect.do)
-
-
-def _never_reached(answers: Answers, part: str, name: str) -> Finding | None:
-    """The finding about a part that was not tried because torch's process ended in an earlier one."""
-    missing = [each for each in _PARTS if each not in answers.parts]
-    if not answers.problem or part not in missing[1:]:
-        return None
-    return unknown(name, f"it was not tried, since torch's process ended before: {answers.problem}")
+        return failure(f"{what}, built without torch.distributed", remedy)
+    return ok(f"{what}; {', '.join(torch['backends']) or 'no backend'}; examined in {seconds:.1f} s")
 
 
 def _judge_devices(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
-    problem = answers.error_of("devices")
-    if problem:
-        remedy = "nvidia-smi shows whether the driver works"
-        yield failure("devices", f"torch cannot ask for them: {problem}", remedy)
+    if problem := answers.error_of("devices"):
+        yield failure(f"torch cannot ask for them: {problem}", "nvidia-smi shows whether the driver works")
         return
     found = answers.parts["devices"]
     if not found["devices"]:
-        yield ok("devices", "no GPU that this torch can use: ranks compute on the CPU")
+        yield ok("no GPU that this torch can use: ranks compute on the CPU")
     for number, device in enumerate(found["devices"]):
         yield judge_device(number, device, found["kernels"])
 
@@ -108,14 +97,11 @@ def judge_device(number: int, device: Mapping[str, Any], kernels: list[str]) -> 
     free, whole = device["free"] / (1 << 30), device["bytes"] / (1 << 30)
     what = f"{number}: {device['name']}, sm_{major}{minor}, {free:.1f} of {whole:.1f} GiB free"
     if kernels and not any(_runs_on(kernel, (major, minor)) for kernel in kernels):
-        return failure(
-            "devices",
-            f"{what}; this torch has code for {', '.join(kernels)} only",
-            f"install a build that has it, or: rallypoint torch plan pytorch --cuda-arch {major}.{minor}",
-        )
+        build = f"install a build that has it, or: rallypoint torch plan pytorch --cuda-arch {major}.{minor}"
+        return failure(f"{what}; this torch has code for {', '.join(kernels)} only", build)
     if free < whole / 2:
-        return warning("devices", f"{what}: others use most of it", "nvidia-smi shows the processes")
-    return ok("devices", what)
+        return warning(f"{what}: others use most of it", "nvidia-smi shows the processes")
+    return ok(what)
 
 
 def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
@@ -133,59 +119,54 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
 def _judge_store(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
     problem, facts = answers.error_of("store"), answers.parts.get("store", {})
     if not facts and not answers.problem:
-        yield unknown("libuv", f"torch's store was not tried: {problem}")
+        yield unknown(f"torch's store was not tried: {problem}")
     elif problem:
-        what = f"torch's client cannot use a store on loopback: {problem}"
-        yield failure("libuv", what, _USE_PYTHON_CLIENT)
+        yield failure(f"torch's client cannot use a store on loopback: {problem}", _USE_PYTHON_CLIENT)
     elif facts["fault"] == "NO_LIBUV":
         what = "this torch was built without libuv: USE_LIBUV=0 helps env:// and tcp:// alone"
-        yield warning("libuv", what, "rallypoint run train.py, or rallypoint run -- torchrun ...")
+        yield warning(what, "rallypoint run train.py, or rallypoint run -- torchrun ...")
     elif facts["fault"]:
-        what, fix = "torch's TCPStore does not work at all on this build", Fix("run", "client", "python")
-        yield failure("libuv", what, _USE_PYTHON_CLIENT, fix)
+        what = "torch's TCPStore does not work at all on this build"
+        yield failure(what, _USE_PYTHON_CLIENT, Fix("run", "client", "python"))
     else:
         trip = fine_duration(facts["round_trip"])
-        yield ok("libuv", f"torch's TCPStore has it; torch's client asks our server in {trip}")
+        yield ok(f"torch's TCPStore has it; torch's client asks our server in {trip}")
 
 
 def _judge_gloo(torch: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
-    problem = answers.error_of("gloo")
     if "gloo" not in torch["backends"]:
-        yield warning("gloo", "this torch was built without it", "install another build of torch")
-    elif problem:
+        yield warning("this torch was built without it", "install another build of torch")
+    elif problem := answers.error_of("gloo"):
         fix = use_interface()
-        yield failure("gloo", f"one rank by itself fails: {problem}", fix.command if fix else "", fix)
+        yield failure(f"one rank by itself fails: {problem}", fix.command if fix else "", fix)
     else:
-        yield ok("gloo", f"one rank by itself reduces, in {fine_duration(answers.parts['gloo']['seconds'])}")
+        yield ok(f"one rank by itself reduces, in {fine_duration(answers.parts['gloo']['seconds'])}")
 
 
 def _judge_nccl(torch: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
     if "nccl" not in torch["backends"]:
         return
-    problem = answers.error_of("nccl")
     what = f"NCCL {torch['nccl']}"
     if not answers.parts.get("devices", {}).get("devices"):
-        yield ok("nccl", f"{what} is there; {NO_GPU}")
-    elif problem:
-        yield failure("nccl", f"{what}: one rank by itself fails: {problem}", "NCCL_DEBUG=INFO shows more")
+        yield ok(f"{what} is there; {NO_GPU}")
+    elif problem := answers.error_of("nccl"):
+        yield failure(f"{what}: one rank by itself fails: {problem}", "NCCL_DEBUG=INFO shows more")
     else:
-        took = fine_duration(answers.parts["nccl"]["seconds"])
-        yield ok("nccl", f"{what}: one rank by itself reduces, in {took}")
+        yield ok(f"{what}: one rank by itself reduces, in {fine_duration(answers.parts['nccl']['seconds'])}")
 
 
 def _judge_plugin(_: Mapping[str, Any], answers: Answers) -> Iterator[Finding]:
-    problem = answers.error_of("plugin")
-    if problem:
-        remedy = "pip install --force-reinstall . in a clone of Rallypoint"
-        yield failure("torchrun-plug-in", f"it cannot be loaded: {problem}", remedy)
+    if problem := answers.error_of("plugin"):
+        yield failure(
+            f"it cannot be loaded: {problem}", "pip install --force-reinstall . in a clone of Rallypoint"
+        )
     elif "rallypoint" not in answers.parts["plugin"]["backends"]:
         yield warning(
-            "torchrun-plug-in",
             "it loads, but torchrun does not know it: torch is before 2.6, or Rallypoint is only on the path",
             "pip install . in a clone of Rallypoint; or rallypoint run, which does without",
         )
     else:
-        yield ok("torchrun-plug-in", "registered, and loads: --rdzv-backend=rallypoint")
+        yield ok("registered, and loads: --rdzv-backend=rallypoint")
 
 
 _JUDGES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any], Answers], Iterator[Finding]]]]] = {

@@ -1,13 +1,13 @@
 """The usual routes to a distributed job, as data: the commands and their variables.
 
 Every route starts the same script, which trains two ranks on this machine. Words in braces are filled in
-for each run: {script}, {folder} (a fresh one) and {port} (a free one). No port is fixed, and no launcher
-takes its usual one: a check must not get in the way of a job.
+for each run: {folder} (a fresh one), {port} (a free one) and {rank} (of the process: 0 or 1). No port is
+fixed, and no launcher takes its usual one: a check must not get in the way of a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -23,24 +23,15 @@ class Build(str, Enum):
 
 
 @dataclass(frozen=True)
-class Command:
-    """One process: the arguments of Python, and what is added to its environment."""
-
-    arguments: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def fill(self, words: Mapping[str, str]) -> Command:
-        """With the words in braces filled in."""
-        arguments = tuple(argument.format_map(words) for argument in self.arguments)
-        return Command(arguments, {name: text.format_map(words) for name, text in self.variables.items()})
-
-
-@dataclass(frozen=True)
 class Route:
     """One way to start the training."""
 
     name: str
-    commands: tuple[Command, ...]
+    options: str = ""
+    """What Python is given before the script."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What is added to the environment."""
+    processes: int = 1
     quick: bool = False
     """Whether it is one of the few that stand for all."""
     ranks: int = 2
@@ -48,29 +39,19 @@ class Route:
     @property
     def injected(self) -> bool:
         """Whether it takes `rallypoint run` on a torch without libuv: the others name Rallypoint."""
-        return not self._names("rallypoint")
+        return "rallypoint" not in self.options
 
     @property
     def needs(self) -> str:
         """The package that has to be installed."""
-        return "accelerate" if self._names("accelerate") else ""
+        return "accelerate" if "accelerate" in self.options else ""
 
-    def _names(self, package: str) -> bool:
-        return any(package in argument for argument in self.commands[0].arguments)
-
-
-def _one(options: str, **variables: str) -> tuple[Command, ...]:
-    return (Command((*options.split(), "{script}"), variables),)
-
-
-def _two(options: str, **variables: str) -> tuple[Command, ...]:
-    """Two commands, with 0 and 1 for the word RANK in options and in variables."""
-
-    def command(rank: str) -> Command:
-        changed = {name: text.replace("RANK", rank) for name, text in variables.items()}
-        return Command((*options.replace("RANK", rank).split(), "{script}"), changed)
-
-    return command("0"), command("1")
+    def commands(self, script: str, folder: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
+        """Of each process: the arguments of Python, and what is added to its environment."""
+        for rank in range(self.processes):
+            words = {"script": script, "folder": folder, "port": port, "rank": rank}
+            arguments = [each.format_map(words) for each in (*self.options.split(), "{script}")]
+            yield arguments, {name: text.format_map(words) for name, text in self.variables.items()}
 
 
 _INIT: Final = "RALLYPOINT_VERIFY_INIT"
@@ -80,6 +61,7 @@ _C10D: Final = f"{_TORCHRUN} --rdzv-backend=c10d {_MEET}"
 _RALLYPOINT: Final = f"{_TORCHRUN} --rdzv-backend=rallypoint {_MEET}"
 _TWO_RANKS: Final = "--nproc-per-node=2"
 _TWO_NODES: Final = "--nnodes=2 --nproc-per-node=1"
+_STATIC: Final = f"{_TORCHRUN} --master-port={{port}}"
 # With `--cpu`, or MULTI_CPU in a config file, accelerate starts one process or mpirun. With --multi_gpu it
 # starts torchrun on any device; the script decides by itself where it computes. HF_HOME is where accelerate
 # looks for the user's config, which would change the route.
@@ -87,36 +69,37 @@ _ACCELERATE: Final = (
     "-m accelerate.commands.launch --multi_gpu --num_processes 2 --mixed_precision no --dynamo_backend no"
 )
 _ALONE: Final = f"{_ACCELERATE} --num_machines 1 --main_process_port"
-_FIRST: Final = "--main_process_ip 127.0.0.1 --main_process_port {port}"
+_SECOND: Final = (
+    "--num_machines 2 --main_process_ip 127.0.0.1 --main_process_port {port} --machine_rank {rank}"
+)
 _HOME: Final = {"HF_HOME": "{folder}"}
+_RANK: Final = {"RANK": "{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}
+_SPAWN: Final = {"RALLYPOINT_VERIFY_SPAWN": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "{port}"}
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route(
-        "env",
-        _two("", RANK="RANK", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}"),
-        quick=True,
-    ),
-    Route("tcp", _two("", **{_INIT: "tcp://localhost:{port}?rank=RANK&world_size=2"})),
-    Route("file", _two("", **{_INIT: "file://{folder}/meeting?rank=RANK&world_size=2"})),
-    Route("spawn", _one("", RALLYPOINT_VERIFY_SPAWN="2", MASTER_ADDR="localhost", MASTER_PORT="{port}")),
-    Route("torchrun-standalone", _one(f"{_TORCHRUN} --standalone {_TWO_RANKS}"), quick=True),
-    Route("torchrun-static", _one(f"{_TORCHRUN} --master-port={{port}} {_TWO_RANKS}")),
+    Route("env", "", _RANK, 2, quick=True),
+    Route("tcp", "", {_INIT: "tcp://localhost:{port}?rank={rank}&world_size=2"}, 2),
+    Route("file", "", {_INIT: "file://{folder}/meeting?rank={rank}&world_size=2"}, 2),
+    Route("spawn", "", _SPAWN),
+    Route("torchrun-standalone", f"{_TORCHRUN} --standalone {_TWO_RANKS}", quick=True),
+    Route("torchrun-static", f"{_STATIC} {_TWO_RANKS}"),
     Route(
         "torchrun-static-2",
-        _two(f"{_TORCHRUN} {_TWO_NODES} --master-addr=127.0.0.1 --master-port={{port}} --node-rank RANK"),
+        f"{_STATIC} {_TWO_NODES} --master-addr=127.0.0.1 --node-rank {{rank}}",
+        processes=2,
     ),
-    Route("torchrun-c10d", _one(f"{_C10D} {_TWO_RANKS}")),
-    Route("torchrun-c10d-2", _two(f"{_C10D} {_TWO_NODES}")),
-    Route("torchrun-rallypoint", _one(f"{_RALLYPOINT} {_TWO_RANKS}"), quick=True),
-    Route("torchrun-rallypoint-2", _two(f"{_RALLYPOINT} {_TWO_NODES}")),
-    Route("accelerate", _one(f"{_ALONE} 0", **_HOME), quick=True),
-    Route("accelerate-port", _one(f"{_ALONE} {{port}}", **_HOME)),
-    Route("accelerate-2", _two(f"{_ACCELERATE} --num_machines 2 {_FIRST} --machine_rank RANK", **_HOME)),
-    Route("accelerate-rallypoint", _one(f"{_ALONE} 0 --rdzv_backend rallypoint", **_HOME)),
-    Route("rallypoint-run", _one(f"-m rallypoint run {_TWO_RANKS}")),
+    Route("torchrun-c10d", f"{_C10D} {_TWO_RANKS}"),
+    Route("torchrun-c10d-2", f"{_C10D} {_TWO_NODES}", processes=2),
+    Route("torchrun-rallypoint", f"{_RALLYPOINT} {_TWO_RANKS}", quick=True),
+    Route("torchrun-rallypoint-2", f"{_RALLYPOINT} {_TWO_NODES}", processes=2),
+    Route("accelerate", f"{_ALONE} 0", _HOME, quick=True),
+    Route("accelerate-port", f"{_ALONE} {{port}}", _HOME),
+    Route("accelerate-2", f"{_ACCELERATE} {_SECOND}", _HOME, 2),
+    Route("accelerate-rallypoint", f"{_ALONE} 0 --rdzv_backend rallypoint", _HOME),
+    Route("rallypoint-run", f"-m rallypoint run {_TWO_RANKS}"),
 )
 
-ONE_GPU: Final = Route("torchrun-nccl", _one(f"{_RALLYPOINT} --nproc-per-node=1"), ranks=1)
+ONE_GPU: Final = Route("torchrun-nccl", f"{_RALLYPOINT} --nproc-per-node=1", ranks=1)
 """One rank with NCCL, for machines with one GPU: NCCL refuses two ranks on one."""
 
 BY_NAME: Final[Mapping[str, Route]] = {route.name: route for route in (*ROUTES, ONE_GPU)}

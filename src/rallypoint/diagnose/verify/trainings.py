@@ -1,7 +1,10 @@
-"""Trainings: their environment, their processes, and the end of all of them.
+"""Trainings: their environment, their processes and the end of all of them; and whether they were good.
 
 Each training has a folder, where its ranks leave their reports. All of its processes have the path of the
 folder in their environment, so none outlives its training: those with that path are killed in the end.
+
+Ranks in DDP leave every step together, so all have the same steps per second. A laggard is known by the time
+that it needs by itself, up to the exchange of gradients: its `working_seconds`.
 """
 
 from __future__ import annotations
@@ -11,20 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import chain
+from math import isclose
 from pathlib import Path
-from typing import BinaryIO, Final
+from statistics import median_low
+from typing import Annotated, BinaryIO, Final
 
 import psutil
 
-from rallypoint.codec import from_text
-from rallypoint.diagnose.verify import SIMULATION, verdict
-from rallypoint.diagnose.verify.routes import Build, Command, Route
-from rallypoint.diagnose.verify.verdict import PORT_TAKEN, ProcessEnding, RankReport
+from rallypoint.codec import ReadBy, from_text
+from rallypoint.diagnose.verify import SIMULATION
+from rallypoint.diagnose.verify.routes import Build, Route
 from rallypoint.errors import RallypointError
+from rallypoint.exits import exit_text
 from rallypoint.launch import environment
 from rallypoint.pytorch import asking
 from rallypoint.store.machine.ports import free_port
@@ -42,6 +48,37 @@ _GRACE_SECONDS: Final = 8.0  # for launchers to end their ranks, which they give
 _AFTER_FAILURE_SECONDS: Final = 10.0  # for the others to notice that one has failed, and say so
 _EXAMINATION_SECONDS: Final = 120.0
 _LOG_CHARACTERS: Final = 40_000
+
+
+_Learned = Annotated[float, ReadBy(float)]
+"""Also NaN, if a training went wrong."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """A rank's report about itself. Times are of the wall clock; seconds of a step are the median."""
+
+    rank: int
+    world_size: int
+    device: str
+    backend: str
+    host: str
+    pid: int
+    ready_at: float
+    """When it went to meet the others."""
+    joined_at: float
+    """When it had met them."""
+    joined_seconds: float
+    """From the start of its process to then."""
+    loss_first: _Learned
+    loss_last: _Learned
+    checksum: _Learned
+    """Of the parameters after the last step."""
+    steps_per_second: float
+    working_seconds: float
+    waiting_seconds: float
+    peak_memory_bytes: int | None
+    gpu_use_percent: int | None
 
 
 @dataclass(frozen=True)
@@ -121,16 +158,15 @@ def run(route: Route, build: Build, setting: TrainingSettings) -> Result:
 def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
     with tempfile.TemporaryDirectory(prefix="rallypoint-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        words = {"script": str(SCRIPT), "folder": name, "port": str(free_port())}
-        commands = [command.fill(words) for command in route.commands]
         environ = environment_for(route, build, setting, folder)
         launched_at, began = time.time(), time.monotonic()
+        commands = route.commands(str(SCRIPT), name, free_port())
         with (folder / "log").open("wb") as log, _started(commands, environ, log) as processes:
-            ending = _await(processes, setting.seconds)
+            codes, limit = _await(processes, setting.seconds)
         found = (from_text(RankReport, file.read_text()) for file in folder.glob("rank-*.json"))
         reports = tuple(sorted(found, key=lambda report: report.rank))
         log_end = (folder / "log").read_text(errors="replace")[-_LOG_CHARACTERS:]
-    problems = verdict.problems_of(route.ranks, ending, reports)
+    problems = tuple(problems_of(route.ranks, codes, limit, reports))
     came_up_at = max((report.joined_at for report in reports), default=0.0)
     return Result(
         route=route.name,
@@ -138,9 +174,9 @@ def _attempt(route: Route, build: Build, setting: TrainingSettings) -> Result:
         seconds=time.monotonic() - began,
         came_up_seconds=came_up_at - launched_at if len(reports) == route.ranks else None,
         reports=reports,
-        problems=tuple(problems),
-        warnings=tuple(verdict.warnings_of(launched_at, reports)),
-        hint=verdict.hint_for(problems, log_end) if problems else "",
+        problems=problems,
+        warnings=tuple(warnings_of(launched_at, reports)),
+        hint=hint_for(problems, log_end) if problems else "",
         log=log_end,
     )
 
@@ -182,14 +218,16 @@ _Processes = Sequence[subprocess.Popen[bytes]]
 
 
 @contextmanager
-def _started(commands: Sequence[Command], environ: Mapping[str, str], log: BinaryIO) -> Iterator[_Processes]:
+def _started(
+    commands: Iterable[tuple[list[str], dict[str, str]]], environ: Mapping[str, str], log: BinaryIO
+) -> Iterator[_Processes]:
     """The processes of the commands; after the block, none of them and of their descendants is left."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for command in commands:
+        for arguments, variables in commands:
             process = subprocess.Popen(
-                [sys.executable, *command.arguments],
-                env={**environ, **command.variables},
+                [sys.executable, *arguments],
+                env={**environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -201,15 +239,15 @@ def _started(commands: Sequence[Command], environ: Mapping[str, str], log: Binar
         _end(processes, environ[FOLDER])
 
 
-def _await(processes: _Processes, seconds: float) -> ProcessEnding:
-    """How they ended. Once one has failed, the others get little time."""
+def _await(processes: _Processes, seconds: float) -> tuple[tuple[int | None, ...], float | None]:
+    """Their exit codes, and the limit if that ended them. Once one has failed, the others get little time."""
     until, failed = time.monotonic() + seconds, False
     # Polling is the one way to wait for several processes that every system has.
     while None in (codes := tuple(each.poll() for each in processes)) and time.monotonic() < until:
         if any(codes) and not failed:
             failed, until = True, min(until, time.monotonic() + _AFTER_FAILURE_SECONDS)
         time.sleep(_POLL_SECONDS)
-    return ProcessEnding(codes, seconds if None in codes and not any(codes) else None)
+    return codes, seconds if None in codes and not any(codes) else None
 
 
 def _end(processes: _Processes, folder: str) -> None:
@@ -243,3 +281,117 @@ def _kill_all(folder: str) -> bool:
                 found = True
                 process.kill()
     return found
+
+
+# Judgement --------------------------------------------------------------------------------------------------
+
+_LEARNED: Final = 0.5
+"""The loss has to fall to this part of its first value, or less."""
+
+_TOLERANCE: Final = 1e-5
+"""The greatest relative difference between numbers of two ranks that should be equal."""
+
+_EQUAL: Final = {"first loss": "loss_first", "last loss": "loss_last", "parameters": "checksum"}
+"""What all ranks have to agree on, and where a report has it."""
+
+
+def problems_of(
+    ranks: int, exit_codes: Sequence[int | None], limit: float | None, reports: Sequence[RankReport]
+) -> Iterator[str]:
+    """Everything that is wrong with a training of `ranks` ranks, the cause before its consequences.
+
+    A process that had to be ended has no exit code; `limit`: after so many seconds, if that was the reason.
+    """
+    if limit is not None:
+        yield f"it was not done after {limit:g} s"
+    for code in sorted({code for code in exit_codes if code}):
+        yield f"a process was ended by signal {-code}" if code < 0 else exit_text(code)
+    there, expected = {report.rank for report in reports}, set(range(ranks))
+    for rank in sorted(expected - there):
+        yield f"rank {rank} did not report"
+    for rank in sorted(there - expected):
+        yield f"there is a rank {rank} too many"
+    for report in reports:
+        if report.world_size != ranks:
+            yield f"rank {report.rank} was in a world of {report.world_size}, not of {ranks}"
+    for name, where in _EQUAL.items():
+        values = [getattr(report, where) for report in reports]
+        if any(not isclose(value, values[0], rel_tol=_TOLERANCE) for value in values[1:]):
+            yield f"the ranks do not agree on the {name}"
+    for report in reports:
+        if not report.loss_last <= report.loss_first * _LEARNED:  # a loss that is no number does not pass
+            loss = f"{report.loss_first:.4g} -> {report.loss_last:.4g}"
+            yield f"rank {report.rank} learned nothing: loss {loss}"
+
+
+def warnings_of(launched_at: float, reports: Sequence[RankReport]) -> list[str]:
+    """A sentence for each rank that lags well behind the median of all.
+
+    The median is the lower one, so that of two ranks the faster is the measure, and one alone never lags. A
+    busy machine makes small differences, so a rank has to be behind by a factor and by a time.
+    """
+    warnings = []
+    usual_arrival = median_low([each.ready_at - launched_at for each in reports]) if reports else 0.0
+    usual_step = median_low([each.working_seconds for each in reports]) if reports else 0.0
+    for each in reports:
+        arrival, step = each.ready_at - launched_at, each.working_seconds
+        if arrival > max(1.5 * usual_arrival, usual_arrival + 3.0):
+            took = f"came to meet the others after {arrival:.1f} s, {usual_arrival:.1f} s is usual"
+            warnings.append(f"rank {each.rank} {took}")
+        if step > max(2.0 * usual_step, usual_step + 0.002):
+            took = f"works {step * 1000:.1f} ms on a step, {usual_step * 1000:.1f} ms is usual"
+            warnings.append(f"rank {each.rank} on {each.device} ({each.host}) lags: it {took}")
+    return warnings
+
+
+PORT_TAKEN: Final = ("EADDRINUSE", "ddress already in use", "another process is utilizing it")
+"""The words of logs when another program has taken a port that was free."""
+
+_HINTS: Final = (
+    (
+        ("without libuv",),
+        "this torch refuses libuv, and Rallypoint did not get in its way: RALLYPOINT_PATCH must "
+        "not be `never`, and python must not be told to ignore its environment (-E, -I)",
+    ),
+    (PORT_TAKEN, "another program took the port in the meantime: run this route again"),
+    (("No module named",), "a module is missing in the environment of the ranks: install it there"),
+    (
+        ("is not registered",),
+        "torchrun finds the backend by an entry point: install rallypoint into this Python environment",
+    ),
+    (("out of memory", "OutOfMemoryError"), "free the GPU, or use --device cpu"),
+    (
+        ("it was not done after",),
+        "the log says where the ranks wait; `rallypoint kv list` looks into their "
+        "store. A slow machine needs a longer --timeout",
+    ),
+)
+"""What to do if any of some words is among the problems or in the log; the first that fits."""
+
+
+def hint_for(problems: Sequence[str], log: str) -> str:
+    """The advice for a training that failed."""
+    text = "\n".join([*problems, log])
+    hints = (hint for words, hint in _HINTS if any(word in text for word in words))
+    return next(hints, "run this route alone with --json: it shows what each rank said, and more of the log")
+
+
+def health_rows(trainings: Sequence[Sequence[RankReport]]) -> list[list[str]]:
+    """The cells of a table: each rank on each device and backend, over all trainings.
+
+    Steps per second are the least and the most; memory and GPU use are the greatest.
+    """
+    groups: dict[tuple[int, str, str], list[RankReport]] = {}
+    for report in chain.from_iterable(trainings):
+        groups.setdefault((report.rank, report.device, report.backend), []).append(report)
+    rows = []
+    for (rank, device, backend), reports in sorted(groups.items()):
+        speeds = [each.steps_per_second for each in reports]
+        memory = max(each.peak_memory_bytes or 0 for each in reports)
+        use = max(-1 if each.gpu_use_percent is None else each.gpu_use_percent for each in reports)
+        speed, held = (
+            f"{min(speeds):.0f} to {max(speeds):.0f}",
+            f"{memory / 2**20:,.0f} MiB" if memory else "",
+        )
+        rows.append([str(rank), device, backend, speed, held, f"{use} %" if use >= 0 else ""])
+    return rows

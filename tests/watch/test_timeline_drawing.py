@@ -20,7 +20,7 @@ from rallypoint.store.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch import plots as paper
 from rallypoint.watch.timeline import drawing
 from rallypoint.watch.timeline.drawing import MOST_ROWS, counts, rows_of, spans_of
-from rallypoint.watch.timeline.timeline import Timeline
+from rallypoint.watch.timeline.judgement import Timeline
 from startups import BEGIN, START, arrival, judged, key_of, open_wait, straggler, wait
 
 

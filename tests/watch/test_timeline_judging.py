@@ -21,8 +21,8 @@ from rallypoint.store.rollcall.events import (
 )
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.watch.timeline.judgement import Timeline
 from rallypoint.watch.timeline.records import WaitEnding
-from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
 pytestmark = pytest.mark.windows

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint.text import printable
 from rallypoint.watch.plots import INK, drawing, write
-from rallypoint.watch.timeline.members import merged
+from rallypoint.watch.timeline.judgement import StartupMember, Timeline, merged
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
-from rallypoint.watch.timeline.timeline import StartupMember, Timeline
 from rallypoint.watch.timeline.words import headline, noun, seconds
 
 if TYPE_CHECKING:

@@ -135,8 +135,8 @@ def test_a_wait_is_met_or_given_up_or_lasts_until_the_events_end() -> None:
     met = record_of([START, *wait(0, 0.0, 5.0, "k", by=1)])
     assert met.open_waits == []
     assert met.waits == [WaitRecord(1, BEGIN, BEGIN + 5.0, ("k",), 1, WaitEnding.MET, 2)]
-    waiting = [START, open_wait(0, 1.0, "k"), open_wait(1, 1.0, "k")]
-    record = record_of([*waiting, Left(BEGIN + 7.0, 1, "lost"), Stopped(BEGIN + 9.0)])
+    left, stopped = Left(BEGIN + 7.0, 1, "lost"), Stopped(BEGIN + 9.0)
+    record = record_of([START, open_wait(0, 1.0, "k"), open_wait(1, 1.0, "k"), left, stopped])
     assert record.waits == [WaitRecord(1, BEGIN + 1.0, BEGIN + 7.0, ("k",), 1, WaitEnding.GIVEN_UP)]
     assert record.open_waits == [WaitRecord(2, BEGIN + 1.0, BEGIN + 9.0, ("k",), 1, WaitEnding.OPEN)]
 

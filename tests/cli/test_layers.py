@@ -48,7 +48,7 @@ PURE = {
     "rallypoint.store.replica.engines.etcd_messages",
     "rallypoint.diagnose.findings",
     "rallypoint.diagnose.doctor.between_machines",
-    *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "members", "records", "timeline")),
+    *(f"rallypoint.watch.timeline.{name}" for name in ("judgement", "records")),
 }
 IMPURE_MODULES = {
     "rallypoint.diagnose.findings",

@@ -302,9 +302,6 @@ def test_without_a_world_size_or_without_waiting_nobody_is_counted(
 ) -> None:
     with TCPStore("localhost", 0, world_size, True, timeout=SECONDS, wait_for_workers=waits) as store:
         assert store.num_keys() == 0
-
-
-def test_a_world_of_nobody() -> None:
     with pytest.raises(UsageError, match="TCPStore world size cannot be 0"):
         TCPStore("localhost", 0, 0, True)
 

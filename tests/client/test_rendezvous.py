@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from processes import end
-from rallypoint.client.file import FileStore
 from rallypoint.client.rendezvous import rendezvous
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import UsageError
@@ -89,16 +88,10 @@ def meet(url: str, by_environment: Mapping[str, str] | None = None) -> list[str]
 MET = ["0 2 to 0", "1 2 to 1"]
 
 
-def test_two_ranks_meet_over_tcp(port: int) -> None:
+def test_two_ranks_meet(port: int, tmp_path: Path) -> None:
     assert meet(f"tcp://127.0.0.1:{port}") == MET
-
-
-def test_two_ranks_meet_by_environment(port: int) -> None:
     assert meet("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) == MET
-
-
-def test_two_ranks_meet_at_a_file(tmp_path: Path) -> None:
-    assert meet((tmp_path / "meet").as_uri()) == MET
+    assert meet((tmp_path / "with space").as_uri()) == MET
 
 
 def test_under_torchrun_the_agent_holds_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,36 +108,17 @@ def test_under_torchrun_the_agent_holds_the_store(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("argument", "query", "variable", "libuv"),
-    [
-        (None, None, "0", False),
-        (None, "on", "0", True),
-        (False, "1", "1", False),
-    ],
+    [(None, "", "0", False), (None, "&use_libuv=on", "0", True), (False, "&use_libuv=1", "1", False)],
 )
 def test_who_decides_on_the_backend(
-    argument: bool | None,
-    query: str | None,
-    variable: str | None,
-    libuv: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    argument: bool | None, query: str, variable: str, libuv: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if variable is not None:
-        monkeypatch.setenv("USE_LIBUV", variable)
-    suffix = "" if query is None else f"&use_libuv={query}"
-    url = f"tcp://localhost:0?rank=0&world_size=1{suffix}"
+    monkeypatch.setenv("USE_LIBUV", variable)
+    url = f"tcp://localhost:0?rank=0&world_size=1{query}"
     store = rendezvous(url, use_libuv=argument).store
     with store:
         assert isinstance(store, TCPStore)
         assert store.libuvBackend is libuv
-
-
-def test_the_backend_of_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "0")
-    store = rendezvous("env://?use_libuv=0", 0, 1).store
-    with store:
-        assert isinstance(store, TCPStore)
-        assert store.libuvBackend is False
 
 
 def test_arguments_over_queries_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,15 +131,6 @@ def test_arguments_over_queries_over_variables(monkeypatch: pytest.MonkeyPatch) 
         assert (number, world_size) == (0, 1)
     with pytest.raises(UsageError, match="rank 5 does not exist in a world of 1"):
         rendezvous("env://?rank=5")
-
-
-def test_a_file_has_a_file_store(tmp_path: Path) -> None:
-    store, number, world_size = rendezvous(f"{(tmp_path / 'with space').as_uri()}?rank=0&world_size=1")
-    with store:
-        assert isinstance(store, FileStore)
-        store.set("key", "value")
-        assert (number, world_size) == (0, 1)
-        assert (tmp_path / "with space").exists()
 
 
 @pytest.mark.parametrize(

@@ -54,29 +54,29 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def test_set_and_get(store: dist.TCPStore) -> None:
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-    store.set("key", "")
-    assert store.get("key") == b""
-
-
-def test_a_value_of_the_largest_size_that_torch_allows(store: dist.TCPStore) -> None:
-    value = b"\x00\xff" * (4 << 20)
-    store.set("key", value)
-    assert store.get("key") == value
+def test_values_and_keys(store: dist.TCPStore) -> None:
+    largest = b"\x00\xff" * (4 << 20)  # that torch allows
+    for value in (b"value", b"", largest):
+        store.set("key", value)
+        assert store.get("key") == value
+    assert (store.add("n", 5), store.add("n", -7)) == (5, -2)
+    assert store.get("n") == b"-2"
+    assert store.num_keys() == 2
+    assert store.delete_key("key")
+    assert not store.delete_key("key")
+    assert store.num_keys() == 1
+    for part in ("po", "ta", "to"):
+        store.append("k", part)
+    assert store.get("k") == b"potato"
+    keys = [f"key{number}" for number in range(1000)]
+    store.multi_set(keys, [f"value{number}" for number in range(1000)])
+    assert store.multi_get(keys) == [f"value{number}".encode() for number in range(1000)]
 
 
 def test_get_waits_for_a_set(connect: Connect, pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(connect().get, "late")
     connect().set("late", "here")
     assert waiting.result(20) == b"here"
-
-
-def test_add(store: dist.TCPStore) -> None:
-    assert store.add("n", 5) == 5
-    assert store.add("n", -7) == -2
-    assert store.get("n") == b"-2"
 
 
 def test_add_to_what_is_no_number_ends_the_connection(connect: Connect, any_server: Server) -> None:
@@ -115,15 +115,6 @@ def test_a_wait_that_times_out_leaves_the_client_usable(store: dist.TCPStore) ->
     assert store.get("k") == b"v"
 
 
-def test_keys_are_counted_and_deleted(store: dist.TCPStore) -> None:
-    store.set("a", "1")
-    store.set("b", "2")
-    assert store.num_keys() == 2
-    assert store.delete_key("a")
-    assert not store.delete_key("a")
-    assert store.num_keys() == 1
-
-
 @needs("list_keys", "queue_push")
 def test_keys_are_listed_and_a_queue_is_none(store: dist.TCPStore) -> None:
     store.set("a", "1")
@@ -131,21 +122,6 @@ def test_keys_are_listed_and_a_queue_is_none(store: dist.TCPStore) -> None:
     store.queue_push("no key", "3")
     assert store.num_keys() == 2
     assert sorted(store.list_keys()) == ["a", "b"]
-
-
-def test_append(store: dist.TCPStore) -> None:
-    store.append("k", "po")
-    store.append("k", "ta")
-    store.append("k", "to")
-    assert store.get("k") == b"potato"
-    store.set("k", "new")
-    assert store.get("k") == b"new"
-
-
-def test_multi_get_and_multi_set(store: dist.TCPStore) -> None:
-    keys = [f"key{number}" for number in range(1000)]
-    store.multi_set(keys, [f"value{number}" for number in range(1000)])
-    assert store.multi_get(keys) == [f"value{number}".encode() for number in range(1000)]
 
 
 @needs("queue_push")
@@ -159,17 +135,9 @@ def test_queues(connect: Connect, pool: ThreadPoolExecutor) -> None:
     assert store.queue_len("q") == 2
     assert store.check(["q"])
     assert [store.queue_pop("q"), store.queue_pop("q")] == [b"1", b"2"]
-    waiting = pool.submit(connect().queue_pop, "q")
-    store.queue_push("q", "3")
-    assert waiting.result(20) == b"3"
-
-
-@needs("queue_push")
-def test_each_of_many_pops_gets_one_of_as_many_pushes(connect: Connect, pool: ThreadPoolExecutor) -> None:
-    waiting = [pool.submit(connect().queue_pop, "line") for _ in range(8)]
-    store = connect()
+    waiting = [pool.submit(connect().queue_pop, "q") for _ in range(8)]
     for number in range(8):
-        store.queue_push("line", str(number))
+        store.queue_push("q", str(number))
     assert sorted(pop.result(20) for pop in waiting) == [str(number).encode() for number in range(8)]
 
 

@@ -17,9 +17,8 @@ from rallypoint.store.rollcall.events import (
     to_line,
 )
 from rallypoint.store.rollcall.identity import Identity, Role, Source
-from rallypoint.watch.timeline.judgement import judge
+from rallypoint.watch.timeline.judgement import Timeline, judge
 from rallypoint.watch.timeline.records import RunRecord
-from rallypoint.watch.timeline.timeline import Timeline
 
 BEGIN = 1_790_000_000.0
 """The unix time at which the first one comes, in most of them."""

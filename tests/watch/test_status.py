@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from command_line import invoke
-from processes import Server, end, is_wine, relaying, serving, torch_serving
+from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.client.look import look, look_through
 from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, pack
@@ -164,17 +164,6 @@ def test_waits_keys_and_a_rank(server: Place, job: Job) -> None:
     assert status(server.address, "--rank", "3").code == 1
 
 
-def test_what_a_launcher_says_of_a_stall_is_below_the_summary(server: Place) -> None:
-    with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as store:
-        store.set(STALL, "rank 3 is in \x1b[2Jtorch.save\nsince 40 s")
-        found = status(server.address)
-        assert found.lines[-3:] == ["", "  rank 3 is in \\x1b[2Jtorch.save", "  since 40 s"]
-        told = json.loads(status(server.address, "--json").out)
-        assert told["snapshot"]["stall"] == "rank 3 is in \x1b[2Jtorch.save\nsince 40 s"
-        store.delete_key(STALL)
-    assert status(server.address).lines[-1].startswith("server    up ")
-
-
 def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
     stack = (Frame("/home/me/data.py", 88, "load"),)
     with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher:
@@ -299,13 +288,13 @@ def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool) -> None:
         assert content["torch"]["writers"] == {"0": "node-a", "2": "node-a"}
 
 
-@pytest.mark.parametrize("words", [("--waits",), ("--stacks",), ("--rank", "0"), ("--waits", "--watch")])
-def test_what_torchs_own_server_cannot_tell_is_an_error(words: tuple[str, ...]) -> None:
+def test_what_torchs_own_server_cannot_tell_is_an_error() -> None:
     with torch_serving(True) as port:
-        found = status(f"127.0.0.1:{port}", *words)
-    assert found.code == 1
-    assert "is not Rallypoint's" in found.err
-    assert "hint: " in found.err
+        for words in (("--waits",), ("--stacks",), ("--rank", "0"), ("--waits", "--watch")):
+            found = status(f"127.0.0.1:{port}", *words)
+            assert found.code == 1
+            assert "is not Rallypoint's" in found.err
+            assert "hint: " in found.err
 
 
 def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,15 +338,6 @@ def test_what_cannot_be_meant() -> None:
         assert (found.code, found.out) == (2, ""), words
         assert message in found.err
         assert "hint: " in found.err
-
-
-def test_a_rank_below_zero_is_wrong_usage() -> None:
-    assert status("localhost:1", "--rank", "-1").code == 2
-
-
-def test_the_store_may_stand_in_the_environment(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RALLYPOINT_STORE", server.address)
-    assert status().lines[0] == "0 ranks joined; how many are expected is not known"
 
 
 def test_a_server_that_is_not_there() -> None:
@@ -459,57 +439,3 @@ def await_looks(eyes: Connection, count: int) -> None:
     before = look_through(eyes, "it", Question(), deadline).accepted
     while look_through(eyes, "it", Question(), deadline).accepted < before + count:
         assert not deadline.passed
-
-
-# A real job
-
-SCRIPT = """
-import os, sys
-import torch.distributed as dist
-
-if int(os.environ["RANK"]) == 1:
-    sys.stdin.read()
-dist.init_process_group("gloo", init_method="env://")
-dist.barrier()
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(is_wine(), reason="gloo's ranks do not meet under Wine")
-@pytest.mark.slow
-def test_a_job_of_torch_with_a_rank_held_back(tmp_path: Path) -> None:
-    """Unmodified torch clients, of which nothing is known but their processes and their keys."""
-    with (tmp_path / "log").open("w+") as log, serving("libuv", log) as server, ExitStack() as stack:
-        workers = [stack.enter_context(torch_rank(rank, server)) for rank in range(2)]
-        until(server, all_wait(1))
-        held = status(server.address)
-        assert held.code == 1
-        assert held.lines[0].startswith(
-            "1 of 2 ranks joined; missing: 1 (machine not known); "
-            "rank 0 waits for `default_pg/0//cpu//0/1` for "
-        )
-        late = status(server.address, "--rank", "1")
-        assert late.lines[-1].startswith("owes      `default_pg/0//cpu//0/1`: rank 0 waits for ")
-        assert workers[1].stdin is not None
-        workers[1].stdin.close()
-        until(server, lambda roll: roll.is_complete and not roll.awaited)
-        assert status(server.address).lines[0] == "all 2 ranks joined"
-
-
-@contextmanager
-def torch_rank(rank: int, server: Server) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": server.host,
-        "MASTER_PORT": str(server.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, stdin=subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        end(process)

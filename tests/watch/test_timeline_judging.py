@@ -21,8 +21,8 @@ from rallypoint.store.rollcall.events import (
 )
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.watch.timeline.judgement import Timeline
 from rallypoint.watch.timeline.records import WaitEnding
-from rallypoint.watch.timeline.timeline import Timeline
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
 pytestmark = pytest.mark.windows
@@ -68,10 +68,29 @@ def test_a_machine_that_comes_late_is_named_as_a_whole() -> None:
     assert timeline.straggling.waiters == 12
 
 
-def test_of_many_who_come_one_by_one_only_the_last_is_the_straggler() -> None:
-    assert _stragglers(judged(START, *[each for rank in range(30) for each in arrival(rank, rank)])) == [
-        "rank 29"
-    ]
+def _arrivals(*times: float) -> list[Event]:
+    return [event for rank, came in enumerate(times) for event in arrival(rank, came)]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        pytest.param(_arrivals(*range(30)), ["rank 29"], id="of many that come one by one, the last"),
+        pytest.param(_arrivals(0, 61, 62, 63, 64), ["rank 4"], id="at most half"),
+        pytest.param(
+            [*_arrivals(0, 0, 0), *wait(0, 0.5, 9, key_of(2)), *wait(1, 0.5, 9, key_of(2))],
+            ["rank 2"],
+            id="by the name of the key, if nothing tells who wrote it",
+        ),
+        pytest.param(
+            [*_arrivals(0, 0), *wait(0, 0.5, 30, "a", by=1), *wait(1, 0.5, 30, "b", by=0)],
+            [],
+            id="none of two that wait for each other",
+        ),
+    ],
+)
+def test_stragglers(events: list[Event], expected: list[str]) -> None:
+    assert _stragglers(judged(START, *events)) == expected
 
 
 def test_who_is_less_than_a_second_late_is_no_straggler() -> None:
@@ -79,52 +98,15 @@ def test_who_is_less_than_a_second_late_is_no_straggler() -> None:
     assert judged(*straggler(8, last=5, late=1.1)).straggling is not None
 
 
-def test_at_most_half_of_them_are_stragglers() -> None:
-    events = [each for rank in range(5) for each in arrival(rank, 0.0 if rank == 0 else 60.0 + rank)]
-    assert _stragglers(judged(START, *events)) == ["rank 4"]
-
-
-def test_who_comes_in_time_and_writes_late_is_the_straggler() -> None:
-    events = [each for rank in range(4) for each in arrival(rank, 0.1 * rank)]
-    for rank in (0, 1, 3):
-        events += wait(rank, 0.5, 60.0, key_of(2), by=2)
-    timeline = judged(START, *events)
-    assert _stragglers(timeline) == ["rank 2"]
-    assert not timeline.members[0].came_late
-    assert timeline.members[0].late == pytest.approx(60.0)
-
-
 def test_who_waits_itself_is_not_to_blame() -> None:
     """Rank 2 is late; rank 0 waits for it, and then lets the others go on."""
-    events = [each for rank in range(5) for each in arrival(rank, 0.1 * rank)]
-    events += wait(0, 0.5, 30.0, "ready", by=2)
+    events = [*_arrivals(0, 0.1, 0.2, 0.3, 0.4), *wait(0, 0.5, 30.0, "ready", by=2)]
     for rank in (1, 3, 4):
         events += wait(rank, 0.5, 30.1, "go", by=0)
     timeline = judged(START, *events)
     assert _stragglers(timeline) == ["rank 2"]
     assert timeline.straggling is not None
     assert timeline.straggling.is_for_them
-
-
-def test_who_wait_for_each_other_are_not_blamed() -> None:
-    events = [each for rank in range(2) for each in arrival(rank, 0.0)]
-    events += [*wait(0, 0.5, 30.0, "a", by=1), *wait(1, 0.5, 30.0, "b", by=0)]
-    assert judged(START, *events).straggling is None
-
-
-def test_without_knowing_who_ended_a_wait_the_name_of_the_key_tells() -> None:
-    events = [each for rank in range(3) for each in arrival(rank, 0.0)]
-    events += [*wait(0, 0.5, 9.0, key_of(2)), *wait(1, 0.5, 9.0, key_of(2))]
-    assert _stragglers(judged(START, *events)) == ["rank 2"]
-
-
-def test_waits_for_somebody_else_only_happened_meanwhile() -> None:
-    events = [*straggler(4, last=3, late=20.0)]
-    events = [replace(each, by=0, keys=("x",)) if isinstance(each, Waited) else each for each in events]
-    timeline = judged(*events)
-    assert timeline.straggling is not None
-    assert not timeline.straggling.is_for_them
-    assert timeline.straggling.waiters == 3
 
 
 def test_overlapping_waits_of_one_rank_count_once() -> None:
@@ -162,14 +144,6 @@ def test_who_may_be_here_unknown_is_not_missing() -> None:
     assert timeline.missing == ()
     assert _names(timeline) == ["10.0.0.9:1", "rank 0"]
     assert "1 rank of 2 may be among 1 client whose rank is not known" in timeline.remarks
-
-
-def test_who_gave_up_has_not_come_up() -> None:
-    events = [*arrival(0, 0.0, size=2), *arrival(1, 0.1, size=2), *wait(0, 0.2, 300.0, "k", gave_up=True)]
-    timeline = judged(START, *events)
-    assert not timeline.is_over
-    assert timeline.missing == ()
-    assert timeline.members[-1].ending is WaitEnding.GIVEN_UP
 
 
 # Who takes part

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.store.rollcall.events import Connected, Left, Lost, Started, Stopped, Waited, Waiting, to_line
+from rallypoint.store.rollcall.events import Connected, Left, Started, Stopped, Waited, Waiting, to_line
 from rallypoint.store.server.reporting import event_file
 from rallypoint.store.server.reporting.event_file import EventLog
 from rallypoint.watch.timeline.reading import read_events
@@ -19,16 +19,6 @@ from rallypoint.watch.timeline.records import ClientRecord, WaitEnding, WaitReco
 from startups import BEGIN, PID, START, arrival, open_wait, record_of, straggler, wait, write_events
 
 pytestmark = pytest.mark.windows
-
-
-def test_a_file_becomes_a_record(tmp_path: Path) -> None:
-    events = [*straggler(8, last=5, late=3.0), Lost(BEGIN + 4, 2), Stopped(BEGIN + 5)]
-    reading = read_events(write_events(tmp_path / "events.jsonl", events))
-    assert (reading.runs, reading.run, reading.garbage, reading.unknown) == (1, 1, 0, 0)
-    assert reading.record == record_of(events)
-    assert reading.record.writers == [START]
-    assert reading.record.last == BEGIN + 5
-    assert reading.record.lost == 2
 
 
 def test_the_older_parts_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,22 +131,14 @@ def test_what_cannot_be_read_is_told() -> None:
 # What a record keeps
 
 
-def test_a_wait_under_way_is_forgotten_when_it_has_ended() -> None:
-    record = record_of([START, *wait(0, 0.0, 5.0, "k", by=1)])
-    assert record.open_waits == []
-    assert record.waits == [WaitRecord(1, BEGIN, BEGIN + 5.0, ("k",), 1, WaitEnding.MET, 2)]
-
-
-def test_a_wait_that_never_ends_lasts_until_the_events_end() -> None:
-    record = record_of([START, open_wait(0, 1.0, "k"), Stopped(BEGIN + 9.0)])
-    assert record.waits == []
-    assert record.open_waits == [WaitRecord(1, BEGIN + 1.0, BEGIN + 9.0, ("k",), 1, WaitEnding.OPEN)]
-
-
-def test_who_leaves_has_given_up() -> None:
-    record = record_of([START, open_wait(0, 1.0, "k"), open_wait(1, 1.0, "k"), Left(BEGIN + 7.0, 1, "lost")])
+def test_a_wait_is_met_or_given_up_or_lasts_until_the_events_end() -> None:
+    met = record_of([START, *wait(0, 0.0, 5.0, "k", by=1)])
+    assert met.open_waits == []
+    assert met.waits == [WaitRecord(1, BEGIN, BEGIN + 5.0, ("k",), 1, WaitEnding.MET, 2)]
+    left, stopped = Left(BEGIN + 7.0, 1, "lost"), Stopped(BEGIN + 9.0)
+    record = record_of([START, open_wait(0, 1.0, "k"), open_wait(1, 1.0, "k"), left, stopped])
     assert record.waits == [WaitRecord(1, BEGIN + 1.0, BEGIN + 7.0, ("k",), 1, WaitEnding.GIVEN_UP)]
-    assert [each.client for each in record.open_waits] == [2]
+    assert record.open_waits == [WaitRecord(2, BEGIN + 1.0, BEGIN + 9.0, ("k",), 1, WaitEnding.OPEN)]
 
 
 def test_several_waits_of_one_client_are_told_apart_by_their_beginnings() -> None:

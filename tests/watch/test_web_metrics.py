@@ -59,9 +59,6 @@ def test_ranks_and_waits() -> None:
     assert told["rallypoint_stalled_seconds", ()] == 41
     assert told["rallypoint_awaited_keys", ()] == 2
     assert told["rallypoint_barriers", ()] == 1
-
-
-def test_where_nobody_waits_nothing_is_stalled() -> None:
     told = samples_of(replace(job(EIGHT), stalled_seconds=3600.0))
     assert told["rallypoint_stalled_seconds", ()] == 0
     assert told["rallypoint_longest_wait_seconds", ()] == 0
@@ -220,9 +217,6 @@ def test_the_guide_names_every_metric_and_every_alert(known: set[str]) -> None:
     text = GUIDE.read_text()
     assert set(METRIC.findall(text)) == known
     assert set(re.findall(r"`(Rallypoint\w+)`", text)) == {rule["alert"] for rule in alerts()}
-
-
-def test_the_scrape_configuration_loads_the_alerts() -> None:
     content = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     assert content["rule_files"] == ["alerts.yml"]
     assert content["scrape_configs"][0]["job_name"] == "rallypoint"

@@ -85,10 +85,8 @@ def test_a_moment_stays_unless_it_is_another(old: float, new: float) -> None:
 
 
 def test_a_moment_that_was_not_there_is_taken_over() -> None:
-    assert settle({"x": {}}, {"x": {"since": 4.0}, "y": {"since": 5.0}}) == {
-        "x": {"since": 4.0},
-        "y": {"since": 5.0},
-    }
+    after = {"x": {"since": 4.0}, "y": {"since": 5.0}}
+    assert settle({"x": {}}, after) == after
 
 
 # Ranks as text
@@ -104,12 +102,9 @@ def test_ranges_tell_every_rank(ranks: set[int]) -> None:
 
 
 def test_ranges_and_runs() -> None:
+    assert len({state.value[0] for state in RankState}) == len(RankState), "each has a letter of its own"
     assert list(ranges([0, 1, 2, 4, 6, 7])) == ["0-2", "4", "6-7"]
     assert runs([RankState.JOINED] * 3 + [RankState.LATE, RankState.WAITING, RankState.WAITING]) == "j3lw2"
-
-
-def test_every_state_has_a_letter_of_its_own() -> None:
-    assert len({state.value[0] for state in RankState}) == len(RankState)
 
 
 # The picture
@@ -129,16 +124,10 @@ def test_ranks_stand_under_their_machines() -> None:
 
 def test_waits_and_barriers() -> None:
     told = shown(job(EIGHT, waits={0: ("key", 41.0), 2: ("key", 12.0)}, barrier=("step", [4, 5])))
-    assert told["waits"]["key"]["ranks"] == "0,2"
-    assert told["waits"]["key"]["count"] == 2
-    assert told["waits"]["key"]["since"] == NOW - 41
+    wait, barrier = told["waits"]["key"], told["barriers"]["step"]
+    assert (wait["ranks"], wait["count"], wait["since"]) == ("0,2", 2, NOW - 41)
     assert told["waits"]["step"]["barrier"] is True
-    assert told["barriers"]["step"]["arrived"] == 2
-    assert told["barriers"]["step"]["size"] == 8
-    assert told["barriers"]["step"]["missing"] == "0-3,6-7"
-
-
-def test_nothing_in_a_picture_is_null_nor_lost_on_the_way() -> None:
+    assert (barrier["arrived"], barrier["size"], barrier["missing"]) == (2, 8, "0-3,6-7")
     told = shown(job(EIGHT, late=[7], gone={3: ""}, waits={0: ("key", 1.0)}, barrier=("step", [1])))
     assert "null" not in json.dumps(told)
     assert json.loads(json.dumps(told)) == told
@@ -195,11 +184,8 @@ def test_a_store_that_does_not_answer_leaves_its_last_picture_and_why() -> None:
     before = shown(job(EIGHT))
     first = troubled(before, "cannot reach it", "is it up?", 100.0)
     assert first == {**before, PROBLEM: {"message": "cannot reach it", "hint": "is it up?", "since": 100.0}}
-    assert troubled(first, "still not", "", 105.0)[PROBLEM] == {
-        "message": "still not",
-        "hint": "",
-        "since": 100.0,
-    }
+    later = troubled(first, "still not", "", 105.0)[PROBLEM]
+    assert later == {"message": "still not", "hint": "", "since": 100.0}
 
 
 def test_details_of_a_rank() -> None:
@@ -217,7 +203,4 @@ def test_details_of_a_rank() -> None:
     told = {"state": "waiting", "source": "hello", "waits": ("key",), "why": ""}
     moments = {"time": NOW, "since": NOW - 60, "wait_since": NOW - 41}
     assert details(standing, job(EIGHT), None) == {**who, **figures, **told, **moments}
-
-
-def test_what_is_not_known_of_a_rank_is_left_out() -> None:
     assert not {"since", "wait_since"} & set(details(Standing(3, RankState.LATE), job(EIGHT), None))

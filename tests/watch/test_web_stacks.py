@@ -1,4 +1,4 @@
-"""What ranks do, on the page in a real browser: a real server, and a launcher that tells."""
+"""What ranks do, on the page of a real server in a real browser, as a launcher reports it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import Plan, PlannedMachine
 from rallypoint.store.rollcall.question import PLAN, STALL
-from rallypoint.watch.web.serving import watch_store
+from raw import until
 from web_browser import DESKTOP, PHONE, SECONDS, Look, browsing, looking
-from web_stores import page_of
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
 TORCH = "/opt/env/lib/python3.11/site-packages/torch"
@@ -57,7 +56,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with (tmp_path_factory.mktemp("server") / "log").open("w") as log, serving("libuv", log) as running:
+    folder = tmp_path_factory.mktemp("server")
+    with (folder / "log").open("w+") as log, serving("libuv", log, ("--web", "0")) as running:
+        until(lambda: "the page is at " in running.read_log(), "the page is up")
         yield running
 
 
@@ -66,9 +67,9 @@ def told_page(
     browser: Browser, server: Server, size: tuple[int, int] = DESKTOP
 ) -> Iterator[tuple[Look, TCPStore]]:
     """The page, and the launcher that has told what its four ranks do."""
+    [url] = re.findall(r"the page is at (http://\S+)", server.read_log())
     with (
         TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher,
-        page_of(watch_store((server.host, server.port))) as url,
         looking(browser, url, size=size) as look,
     ):
         launcher.set(PLAN, Plan(0, (PlannedMachine("node-a", 0, 4),)).to_json())

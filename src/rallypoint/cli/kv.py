@@ -9,9 +9,10 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import Final
 
-from rallypoint.cli.command import JSON, Argument, Group, command
+from rallypoint.cli.command import JSON, Argument, Command, Group, command
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import parse_store
@@ -51,18 +52,15 @@ def _get(key: str, store: str, timeout: float) -> None:
         _print_value(client.get(key))
 
 
-@command(_KEY, _VALUE, _STORE, takes_dashes=True)
-def _set(key: str, value: str, store: str) -> None:
-    """Store VALUE under KEY."""
-    with _open(store) as client:
-        client.set(key, _read_value(value))
+def _writer(write: Callable[[TCPStore, str, bytes], None], summary: str) -> Command:
+    """A command that writes a value."""
 
+    def run(key: str, value: str, store: str) -> None:
+        with _open(store) as client:
+            write(client, key, _read_value(value))
 
-@command(_KEY, _VALUE, _STORE, takes_dashes=True)
-def _append(key: str, value: str, store: str) -> None:
-    """Append VALUE to the value of KEY."""
-    with _open(store) as client:
-        client.append(key, _read_value(value))
+    run.__doc__ = summary
+    return Command(run, (_KEY, _VALUE, _STORE), takes_dashes=True)
 
 
 @command(
@@ -125,13 +123,6 @@ def _list(prefix: str, store: str, as_json: bool) -> None:
         print(line)
 
 
-@command(_KEY, _VALUE, _STORE, takes_dashes=True)
-def _push(key: str, value: str, store: str) -> None:
-    """Append VALUE to the queue KEY."""
-    with _open(store) as client:
-        client.queue_push(key, _read_value(value))
-
-
 @command(_KEY, _STORE, _timeout(0))
 def _pop(key: str, store: str, timeout: float) -> None:
     """Take the first value of the queue KEY and print it. Exit 1 if it is empty (after --timeout seconds)."""
@@ -143,14 +134,14 @@ kv: Final = Group(
     "Look into a TCPStore, torch's own included, and change it.",
     {
         "get": _get,
-        "set": _set,
-        "append": _append,
+        "set": _writer(TCPStore.set, "Store VALUE under KEY."),
+        "append": _writer(TCPStore.append, "Append VALUE to the value of KEY."),
         "add": _add,
         "wait": _wait,
         "check": _check,
         "delete": _delete,
         "list": _list,
-        "push": _push,
+        "push": _writer(TCPStore.queue_push, "Append VALUE to the queue KEY."),
         "pop": _pop,
     },
 )

@@ -163,10 +163,7 @@ class FileStore(LocalStore):
         present = engine.arrived(name).get(world_size, [])
         if len(present) + 1 >= world_size:
             for other in present:
-                if self._is_gone(other):
+                owner = self._log.members.get(other[:MEMBER_BYTES])
+                if owner is None or owner.is_gone:
                     self._withdraw(engine, other)
         super()._arrive(engine, member, name, world_size)
-
-    def _is_gone(self, other: bytes) -> bool:
-        member = self._log.members.get(other[:MEMBER_BYTES])
-        return member is None or member.is_gone

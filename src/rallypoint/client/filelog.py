@@ -82,33 +82,17 @@ class _Kind(IntEnum):
     LEAVE = 2
 
 
-class _Replica:
-    """The state that the records add up to."""
-
-    def __init__(self) -> None:
-        self.engine: Engine[bytes] = Engine(_LIMITS)
-        self.members: dict[bytes, Member] = {}
-
-    def apply(self, body: bytes) -> None:
-        kind, who = _BODY.unpack_from(body)
-        content = body[_BODY.size :]
-        member = who[:MEMBER_BYTES]
-        if kind == _Kind.CHANGE:
-            op, blobs, tail = _REQUESTS.read(content, 0, len(content))
-            CHANGES[op](self.engine, who, blobs, tail)
-        elif kind == _Kind.JOIN:
-            self.members[member] = Member.from_json(content)
-        elif kind == _Kind.LEAVE and member in self.members:
-            self.members[member].left = True
-        else:
-            raise ProtocolError(f"a record of kind {kind}")
-
-
 class FileLog:
     """The file at a path, for the threads of one process.
 
-    Outside of `locked`, only `locked`, `path` and `size_on_disk` may be used.
+    `engine` and `members` are what its records add up to. Outside of `locked`, only `locked`, `path` and
+    `size_on_disk` may be used.
     """
+
+    engine: Engine[bytes]
+    members: dict[bytes, Member]
+    length: int
+    """Of the records that have been applied, and of the header."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -130,7 +114,7 @@ class FileLog:
             with open_locked(self.path, deadline, create=create) as self._descriptor:
                 self._check_owner()
                 self._catch_up(create)
-                yield self._replica.engine
+                yield self.engine
         except (ProtocolError, StoreTimeoutError):
             raise  # the engine, or the lock, refused: nothing was changed
         except OSError as error:
@@ -153,10 +137,6 @@ class FileLog:
             return os.stat(self.path).st_size
         except OSError:
             return -1
-
-    @property
-    def members(self) -> dict[bytes, Member]:
-        return self._replica.members
 
     def write_change(self, who: bytes, request: bytes) -> None:
         """Append a change that has been made to the engine."""
@@ -191,8 +171,7 @@ class FileLog:
         self._forget_records()
 
     def _forget_records(self) -> None:
-        self._replica = _Replica()
-        self.length = _HEADER_BYTES  # of the records that have been applied, and of the header
+        self.engine, self.members, self.length = Engine(_LIMITS), {}, _HEADER_BYTES
 
     def _catch_up(self, create: bool) -> None:
         self._check_header(create)
@@ -250,11 +229,24 @@ class FileLog:
                     break
                 raise self._damaged(position, "its checksum is wrong")
             try:
-                self._replica.apply(body)
+                self._apply(body)
             except RallypointError as error:
                 raise self._damaged(position, error.message) from error
             position = end
         return position
+
+    def _apply(self, body: bytes) -> None:
+        kind, who = _BODY.unpack_from(body)
+        content, member = body[_BODY.size :], who[:MEMBER_BYTES]
+        if kind == _Kind.CHANGE:
+            op, blobs, tail = _REQUESTS.read(content, 0, len(content))
+            CHANGES[op](self.engine, who, blobs, tail)
+        elif kind == _Kind.JOIN:
+            self.members[member] = Member.from_json(content)
+        elif kind == _Kind.LEAVE and member in self.members:
+            self.members[member].left = True
+        else:
+            raise ProtocolError(f"a record of kind {kind}")
 
     def _damaged(self, position: int, reason: str) -> RallypointError:
         return RallypointError(

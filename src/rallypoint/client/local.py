@@ -12,6 +12,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from rallypoint.client.base import (
@@ -172,10 +173,10 @@ class LocalStore(Store):
             if self._until(released, deadline):
                 return
         except BaseException:
-            self._withdraw_quietly(member)
+            with suppress(RallypointError):  # the error under way says more
+                self._at_once(lambda engine: self._withdraw(engine, member))
             raise
-        present = self._at_once(lambda engine: self._leave_barrier(engine, member, name, world_size))
-        if present:
+        if present := self._at_once(lambda engine: self._leave_barrier(engine, member, name, world_size)):
             raise StoreTimeoutError(
                 f"{present} of {world_size} members came to the barrier {key!r} of {self!r} "
                 f"within {deadline.seconds:g} s",
@@ -196,12 +197,6 @@ class LocalStore(Store):
             return 0
         self._withdraw(engine, member)
         return len(present)
-
-    def _withdraw_quietly(self, member: bytes) -> None:
-        try:
-            self._at_once(lambda engine: self._withdraw(engine, member))
-        except RallypointError:
-            pass  # the error under way says more
 
     # Queues
 

@@ -54,7 +54,12 @@ def rendezvous(
     rank, world_size = rank_and_size(query, environ, rank, world_size)
     if parts.scheme == "file":
         return Rendezvous(FileStore(_path_of(parts), world_size, timeout), rank, world_size)
-    host, port = _place_in(environ) if parts.scheme == "env" else place_of(parts)
+    if parts.scheme == "tcp":
+        host, port = place_of(parts)
+    elif host := environ.get("MASTER_ADDR", ""):
+        port = _number("master_port", -1, {}, environ)
+    else:
+        raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
     store = TCPStore(
         host,
         port,
@@ -67,13 +72,6 @@ def rendezvous(
         rank=rank,
     )
     return Rendezvous(store, rank, world_size)
-
-
-def _place_in(environ: Mapping[str, str]) -> tuple[str, int]:
-    host = environ.get("MASTER_ADDR", "")
-    if not host:
-        raise UsageError("env:// needs the variable MASTER_ADDR", hint="a launcher sets it, or you do")
-    return host, _number("master_port", -1, {}, environ)
 
 
 def _path_of(url: SplitResult) -> str:

@@ -453,24 +453,24 @@ def _stopped(connection: Connection, deadline: Deadline) -> bool:
     """Await STOP_WAITING; at the deadline cancel, and return False unless it came through after all."""
     try:
         _expect(connection.read(1, deadline), STOP_WAITING)
+        stopped = True
     except StoreTimeoutError as late:
         try:
-            return _cancelled_too_late(connection)
+            stopped = _cancel(connection)
         except StoreTimeoutError:
             raise late from None
     connection.finish()
-    return True
+    return stopped
 
 
-def _cancelled_too_late(connection: Connection) -> bool:
+def _cancel(connection: Connection) -> bool:
+    """Cancel a wait; True if it had ended before."""
     deadline = Deadline(_GRACE_SECONDS)
     connection.send(request(Op.CANCEL_WAIT), deadline)
     answer = connection.read(1, deadline)
-    stopped = answer == STOP_WAITING
-    if stopped:
+    if stopped := answer == STOP_WAITING:
         answer = connection.read(1, deadline)
     _expect(answer, WAIT_CANCELED)
-    connection.finish()
     return stopped
 
 

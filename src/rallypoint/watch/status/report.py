@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rallypoint.client.absence import read_head
 from rallypoint.client.look import check_name, look, look_at_round, look_through
@@ -176,10 +176,8 @@ class ForeignReport:
 
     request: StatusRequest
     store: foreign.ForeignStore
-
-    @property
-    def is_good(self) -> bool:
-        return True
+    is_good: ClassVar[bool] = True
+    below: ClassVar[list[str]] = []
 
     @property
     def essence(self) -> Hashable:
@@ -189,10 +187,6 @@ class ForeignReport:
         if self.request.keys:
             return list(foreign.describe_keys(self.store, self.request.search))
         return [rolls.cut(line, width) for line in foreign.describe(self.store)]
-
-    @property
-    def below(self) -> list[str]:
-        return []
 
     def content(self) -> dict[str, Any]:
         return {"torch": to_json(self.store)}

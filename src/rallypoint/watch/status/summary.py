@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, TypeVar
 
 from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity
 from rallypoint.launch.stacks.words import standstill
-from rallypoint.store.rollcall.clients import KnownClient, gather
+from rallypoint.store.rollcall.clients import gather
 from rallypoint.store.rollcall.identity import Role, Source
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.rollcall.roll import (
@@ -167,18 +168,18 @@ def _meeting_row(each: JobRound) -> str:
     store = f"--name {each.name}" if each.name else each.store
     parts += [f"its store: {shown(store)}"] if store else []
     hosts = {"joined": each.joined, "waiting": each.waiting, "spare": each.spares, "lost": each.lost}
-    parts += [f"{word}: {_hosts(names)}" for word, names in hosts.items() if names]
+    parts += [f"{word}: {_listed(map(shown, names))}" for word, names in hosts.items() if names]
     parts += [f"not fit: {shown(each.sick[-1], LONGEST_SENTENCE)}"] if each.sick else []
     parts += [f"closed: {shown(each.closed)}"] if each.closed else []
     parts += [f"told: {shown(each.told[-1])}"] if each.told else []
     return "; ".join(parts)
 
 
-def _hosts(names: Sequence[str]) -> str:
-    listed = [shown(name) for name in names[:_HOSTS_SHOWN]]
-    if len(names) > _HOSTS_SHOWN:
-        listed.append(f"and {len(names) - _HOSTS_SHOWN:,} more")
-    return ", ".join(listed)
+def _listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    listed = list(names)
+    more = len(listed) - _HOSTS_SHOWN
+    return ", ".join([*listed[:_HOSTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])])
 
 
 def _store_row(snapshot: Snapshot) -> str:
@@ -218,10 +219,8 @@ def _engine_row(kept: Replication) -> str:
 
 
 def _standbys_row(kept: Replication) -> str:
-    named = [f"{shown(each.address)} (lag {each.lag:,})" for each in kept.standbys[:_HOSTS_SHOWN]]
-    if (more := len(kept.standbys) - _HOSTS_SHOWN) > 0:
-        named.append(f"and {more:,} more")
-    return ", ".join(named) or "none: nobody would take over"
+    named = (f"{shown(each.address)} (lag {each.lag:,})" for each in kept.standbys)
+    return _listed(named) or "none: nobody would take over"
 
 
 def _upstream_row(upstream: Upstream) -> str:
@@ -287,17 +286,17 @@ def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
     standing = roll.standing(rank)
     if standing is None:
         return [f"rank {rank}: the store knows nothing of it", *map(_remark_row, roll.remarks)]
-    presences = gather(snapshot).by_rank.get(rank, [])
-    owes = [each for each in roll.awaited if each.owed_by == rank]
-    return [
-        f"rank {rank}: {_state_text(standing)}",
-        *section("machine", [standing], _machine_of),
-        *section("known", [_KNOWN_BY[standing.source]] if _KNOWN_BY[standing.source] else [], str),
-        *section("clients", presences, _presence_row, len(presences)),
-        *section("traffic", [standing] if presences else [], _traffic_of),
-        *section("waits", standing.waits, lambda key: f"for `{shown(key)}`", len(standing.waits)),
-        *section("owes", owes, lambda each: f"`{shown(each.key)}`: {_waiters(each)}", len(owes)),
-    ]
+    presences = [each.client for each in gather(snapshot).by_rank.get(rank, [])]
+    rows = {
+        "machine": [_machine_of(standing)],
+        "known": [_KNOWN_BY[standing.source]] if _KNOWN_BY[standing.source] else [],
+        "clients": [f"{shown(each.peer)}, connected {duration(each.seconds)} ago" for each in presences],
+        "traffic": [_traffic_of(standing)] if presences else [],
+        "waits": [f"for `{shown(key)}`" for key in standing.waits],
+        "owes": [f"`{shown(each.key)}`: {_waiters(each)}" for each in roll.awaited if each.owed_by == rank],
+    }
+    sections = (section(label, texts, str, len(texts)) for label, texts in rows.items())
+    return [f"rank {rank}: {_state_text(standing)}", *chain.from_iterable(sections)]
 
 
 def _state_text(each: Standing) -> str:
@@ -317,10 +316,6 @@ def _machine_of(each: Standing) -> str:
     process = f", process {each.pid}" if each.pid else ""
     local = f", local rank {each.local_rank}" if each.local_rank >= 0 else ""
     return f"{shown(each.host) or 'not known'}{process}{local}"
-
-
-def _presence_row(here: KnownClient) -> str:
-    return f"{shown(here.client.peer)}, connected {duration(here.client.seconds)} ago"
 
 
 def _traffic_of(each: Standing) -> str:

@@ -54,20 +54,14 @@ class ForeignStore:
 
 def examine(host: str, port: int, seconds: float) -> ForeignStore:
     """Ask a store of torch's own for all that it tells. Nothing is changed."""
-    workers = _count_workers(host, port, Deadline(seconds))
-    with TCPStore(host, port, timeout=seconds, role=Role.TOOL) as store:
-        key_count = store.num_keys()
-        keys = _list_keys(store)
-        addresses = _addresses(store, keys)
-        writers = _machines(store, addresses)
-    return ForeignStore(format_address(host, port), key_count, keys, workers, writers)
-
-
-def _count_workers(host: str, port: int, deadline: Deadline) -> int | None:
-    """The value of the counter. Not by an ADD of 0, which would make a counter where there is none."""
+    deadline = Deadline(seconds)
     with closing(connect(host, port, deadline, who_am_i(Role.TOOL))) as connection:
-        text = read_if_there(connection, _WORKERS, deadline)
-    return int(text) if text is not None and text.isdigit() else None
+        counter = read_if_there(connection, _WORKERS, deadline)  # an ADD of 0 would make one
+    workers = int(counter) if counter is not None and counter.isdigit() else None
+    with TCPStore(host, port, timeout=seconds, role=Role.TOOL) as store:
+        key_count, keys = store.num_keys(), _list_keys(store)
+        writers = _machines(store, _addresses(store, keys))
+    return ForeignStore(format_address(host, port), key_count, keys, workers, writers)
 
 
 def _list_keys(store: TCPStore) -> tuple[str, ...] | None:

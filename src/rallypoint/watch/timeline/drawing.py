@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint.text import printable
 from rallypoint.watch.plots import INK, drawing, write
-from rallypoint.watch.timeline.members import merged
-from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
-from rallypoint.watch.timeline.timeline import StartupMember, Timeline
+from rallypoint.watch.timeline.judgement import StartupMember, Timeline, merged
+from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.words import headline, noun, seconds
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ _CROWD_ROWS: Final = 40
 _OF_ONE_MACHINE: Final = 16
 """Rows of one machine, in a crowd."""
 _UNKNOWN_HOST: Final = "machine not known"
-
-Span = tuple[float, float]
-"""Seconds since the first member came: from, to."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +56,9 @@ def rows_of(timeline: Timeline) -> list[FigureRow]:
     rows: list[FigureRow] = []
     for host, theirs in groups.items():
         if with_names:
-            rows.append(FigureRow(host or _UNKNOWN_HOST))
+            rows.append(FigureRow(_plain(host or _UNKNOWN_HOST)))
         where = f" on {host}" if host and not with_names else ""
-        rows += (FigureRow(f"{each.name}{where}", each, id(each) in late) for each in theirs)
+        rows += (FigureRow(_plain(f"{each.name}{where}"), each, id(each) in late) for each in theirs)
     return rows
 
 
@@ -70,27 +66,23 @@ def _last_of(members: Sequence[StartupMember]) -> Sequence[StartupMember]:
     """The last members, and the others on their machines. The last member is the first in the list."""
     of_host: dict[str, list[StartupMember]] = defaultdict(list)
     for each in members:
-        if len(of_host[each.host]) < _OF_ONE_MACHINE:
-            of_host[each.host].append(each)
+        of_host[each.host].append(each)
     chosen: list[StartupMember] = []
     for group in of_host.values():  # the machine of the last one is the first
-        if chosen and len(chosen) + len(group) > _CROWD_ROWS:
+        if chosen and len(chosen) + len(group[:_OF_ONE_MACHINE]) > _CROWD_ROWS:
             break
-        chosen += group
+        chosen += group[:_OF_ONE_MACHINE]
     return chosen
 
 
-def spans_of(timeline: Timeline, waits: Iterable[WaitRecord], *, met: bool) -> list[Span]:
-    """Waits as spans, either those that were met or all others. Waits too close to be told apart are one."""
-    theirs = [each for each in waits if (each.ending is WaitEnding.MET) is met]
+def spans_of(timeline: Timeline, member: StartupMember, *, met: bool) -> list[tuple[float, float]]:
+    """When a member waited, and for how long: either the waits that were met or all others.
+
+    Waits too close to be told apart are one.
+    """
+    theirs = [each for each in member.waits if (each.ending is WaitEnding.MET) is met]
     spans = merged(theirs, timeline.seconds / 1000)
-    return [(begin - timeline.origin, end - timeline.origin) for begin, end in spans]
-
-
-def counts(spans: Sequence[Span], times: Iterable[float]) -> list[int]:
-    """How many of the spans cover each of the times."""
-    begins, ends = sorted(begin for begin, _ in spans), sorted(end for _, end in spans)
-    return [bisect_right(begins, time) - bisect_right(ends, time) for time in times]
+    return [(begin - timeline.origin, end - begin) for begin, end in spans]
 
 
 WAITS: Final = "#1a7fd4"
@@ -131,17 +123,13 @@ def draw(timeline: Timeline) -> Figure:
         _paint_crowd(timeline, panels[0])
         panels[-1].set_title("the last ones, and who is on their machines", loc="left", fontsize=size + 1)
     _paint_rows(timeline, panels[-1], rows, size)
-    figure.suptitle(_title(timeline), x=0.012, ha="left", fontsize=10.5)
+    text = _ascii(headline(timeline))
+    parts = [text] if len(text) <= _TITLE_CHARACTERS else text.split("; ")
+    title = ";\n".join("\n".join(textwrap.wrap(part, _TITLE_CHARACTERS)) for part in parts)
+    figure.suptitle(title, x=0.012, ha="left", fontsize=10.5)
     panels[-1].set_xlabel("seconds after the first came")
     _legend(figure, timeline)
     return figure
-
-
-def _title(timeline: Timeline) -> str:
-    """The headline, on two lines or more if it is long."""
-    text = _ascii(headline(timeline))
-    parts = [text] if len(text) <= _TITLE_CHARACTERS else text.split("; ")
-    return ";\n".join("\n".join(textwrap.wrap(part, _TITLE_CHARACTERS)) for part in parts)
 
 
 # Rows
@@ -150,13 +138,11 @@ def _title(timeline: Timeline) -> str:
 def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
     for y, row in enumerate(rows):
         if row.member is None:
-            axes.annotate(
-                _plain(row.label), (0, y), (3, 0), textcoords="offset points", va="center", fontsize=size
-            )
+            axes.annotate(row.label, (0, y), (3, 0), textcoords="offset points", va="center", fontsize=size)
         else:
             _paint_member(timeline, axes, y, row.member, row.is_late)
     places = [y for y, row in enumerate(rows) if row.member is not None]
-    axes.set_yticks(places, [_plain(rows[y].label) for y in places], fontsize=size)
+    axes.set_yticks(places, [rows[y].label for y in places], fontsize=size)
     for y, tick in zip(places, axes.get_yticklabels(), strict=True):
         tick.set_color(LATE if rows[y].is_late else INK)
     axes.tick_params(axis="y", length=0)
@@ -167,26 +153,18 @@ def _paint_rows(timeline: Timeline, axes: Axes, rows: Sequence[FigureRow], size:
 
 
 def _paint_member(timeline: Timeline, axes: Axes, y: int, member: StartupMember, is_late: bool) -> None:
-    if is_late:
-        begin, end = _late_span(timeline, member)
+    if is_late:  # until it came; or if it came in time, while it kept others waiting
+        begin = 0.0 if member.came is None or member.came_late else member.came
+        end = timeline.seconds if member.came is None else member.came if member.came_late else member.late
         axes.barh(y, end - begin, 0.62, begin, facecolor="none", edgecolor=LATE, linewidth=0.8, hatch="////")
     if member.came is None:
         return
     end = axes.get_xlim()[1] if member.left is None else member.left
     axes.hlines(y, member.came, end, colors=INK, linewidth=1.0, zorder=1)
-    axes.plot(
-        [member.came], [y], marker="|", markersize=5, markeredgewidth=1.4, color=LATE if is_late else INK
-    )
+    colour = LATE if is_late else INK
+    axes.plot([member.came], [y], marker="|", markersize=5, markeredgewidth=1.4, color=colour)
     for met, colour in ((True, WAITS), (False, IN_VAIN)):
-        spans = spans_of(timeline, member.waits, met=met)
-        axes.broken_barh([(begin, end - begin) for begin, end in spans], (y - 0.31, 0.62), facecolors=colour)
-
-
-def _late_span(timeline: Timeline, member: StartupMember) -> Span:
-    """Until the member came; if it came in time, while it kept others waiting."""
-    if member.came is None:
-        return 0.0, timeline.seconds
-    return (0.0, member.came) if member.came_late else (member.came, member.late)
+        axes.broken_barh(spans_of(timeline, member, met=met), (y - 0.31, 0.62), facecolors=colour)
 
 
 def _label_late(axes: Axes, rows: Sequence[FigureRow], size: float) -> None:
@@ -221,22 +199,24 @@ def _late_text(members: Sequence[StartupMember]) -> str:
 
 def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
     times = [timeline.seconds * at / _TIMES for at in range(_TIMES + 1)]
-    end = timeline.seconds + 1.0
-    here = [(each.came or 0.0, end if each.left is None else each.left) for each in timeline.present]
-    waiting = [
-        span
-        for each in timeline.present
-        for met in (True, False)
-        for span in spans_of(timeline, each.waits, met=met)
-    ]
-    axes.fill_between(times, counts(waiting, times), color=WAITS, linewidth=0, step="post")
-    axes.step(times, counts(here, times), where="post", color=INK, linewidth=1.4)
+    present = timeline.present
+    left = sorted(timeline.seconds + 1.0 if each.left is None else each.left for each in present)
+    here = _counts(sorted(each.came or 0.0 for each in present), left, times)
+    waits = [span for each in present for met in (True, False) for span in spans_of(timeline, each, met=met)]
+    begins, ends = sorted(begin for begin, _ in waits), sorted(begin + seconds for begin, seconds in waits)
+    axes.fill_between(times, _counts(begins, ends, times), color=WAITS, linewidth=0, step="post")
+    axes.step(times, here, where="post", color=INK, linewidth=1.4)
     if timeline.straggling is not None:
         axes.axvline(timeline.straggling.members[0].late, color=LATE, linewidth=1.4)
     axes.set_ylim(0, max(timeline.expected, len(timeline.members)) * 1.05)
     axes.set_ylabel(f"{noun(timeline.members)}s")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=True)
+
+
+def _counts(begins: Sequence[float], ends: Sequence[float], times: Sequence[float]) -> list[int]:
+    """How many have begun and not ended at each of the times."""
+    return [bisect_right(begins, time) - bisect_right(ends, time) for time in times]
 
 
 # All of it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -13,13 +13,13 @@ from typing import Any, Final
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.rollcall.events import Event, Started, from_content
 from rallypoint.text import counted
-from rallypoint.watch.timeline.judgement import judge
+from rallypoint.watch.timeline.judgement import Timeline, judge
 from rallypoint.watch.timeline.records import RunRecord, merge
-from rallypoint.watch.timeline.timeline import Timeline
 
 _LONGEST_LINE: Final = 16 << 20
 """Bytes: a file with longer lines is no events file, and must not fill the memory."""
 _AT_ONCE: Final = 512
+_HINT: Final = "name a file that `rallypoint serve --events` has written"
 
 
 @dataclass
@@ -45,8 +45,21 @@ class Reading:
         """Which run `record` is, from 1."""
         return self.wanted or self.runs
 
-    def add(self, event: Event, pid: int, store: str = "") -> None:
-        writer = (pid, store)
+    def add(self, content: Any) -> None:
+        """Add an event, as JSON."""
+        try:
+            event = from_content(content)
+        except ValueError:
+            self.garbage += 1
+        else:
+            if event is None:
+                self.unknown += 1
+            else:
+                pid, store = content.get("pid"), content.get("store")
+                process = pid if isinstance(pid, int) else 0
+                self._add(event, (process, store if isinstance(store, str) else ""))
+
+    def _add(self, event: Event, writer: tuple[int, str]) -> None:
         if isinstance(event, Started) or writer not in self._runs_of:
             self.runs += 1
             self._runs_of[writer] = self.runs
@@ -55,6 +68,23 @@ class Reading:
         if self._runs_of[writer] == self.run:
             self.record.add(event)
 
+    def remarks(self) -> Iterator[str]:
+        if self.runs > 1:
+            yield f"{self.path} has {self.runs} runs, this is number {self.run}; --run shows another"
+        if self.garbage:
+            yield f"{counted(self.garbage, 'line')} of {self.path} cannot be read, and were passed over"
+        if self.unknown:
+            events = counted(self.unknown, "event")
+            yield f"{events} in {self.path} are of kinds that this version does not know"
+
+
+def read_timeline(paths: Sequence[Path], run: int | None = None) -> Timeline:
+    """The start-up that these events files describe, by default of their last runs."""
+    readings = [read_events(path, run) for path in paths]
+    timeline = judge(readings[0].record if len(readings) == 1 else merge([each.record for each in readings]))
+    remarks = [remark for each in readings for remark in each.remarks()]
+    return replace(timeline, remarks=(*timeline.remarks, *remarks))
+
 
 def read_events(path: Path, run: int | None = None) -> Reading:
     """Read a run of an events file, by default the last. UsageError if the file or the run is not there."""
@@ -62,48 +92,22 @@ def read_events(path: Path, run: int | None = None) -> Reading:
     lines = _lines_of(_parts_of(path))
     while some := list(islice(lines, _AT_ONCE)):
         for content in _contents_of(some):
-            _add(reading, content)
-    _check(reading)
+            reading.add(content)
+    if not reading.runs:
+        what = "no event" if reading.garbage else "nothing"
+        raise UsageError(f"there is {what} in {path}", hint=_HINT)
+    if run is not None and not 1 <= run <= reading.runs:
+        raise UsageError(
+            f"there is no run {run} in {path}", hint=f"give --run a number from 1 to {reading.runs}"
+        )
     return reading
-
-
-def _add(reading: Reading, content: Any) -> None:
-    try:
-        event = from_content(content)
-    except ValueError:
-        reading.garbage += 1
-        return
-    if event is None:
-        reading.unknown += 1
-    else:
-        pid, store = content.get("pid"), content.get("store")
-        reading.add(event, pid if isinstance(pid, int) else 0, store if isinstance(store, str) else "")
-
-
-def _contents_of(lines: Sequence[bytes]) -> Iterator[object]:
-    """The lines as JSON; None for a line that is no JSON. All at once is twice as fast as one by one."""
-    try:
-        contents = json.loads(b"[%b]" % b",".join(lines))
-        if len(contents) == len(lines):
-            return iter(contents)
-    except (ValueError, RecursionError):
-        pass  # one of them cannot be read, perhaps the last
-    return (_content_of(line) for line in lines if line.strip())
-
-
-def _content_of(line: bytes) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _parts_of(path: Path) -> list[Path]:
     """An events file and its older parts, the oldest first."""
     if not path.exists() or path.is_dir():
-        raise UsageError(
-            f"there is no file {path}", hint="name one that `rallypoint serve --events` has written"
-        )
+        hint = "name one that `rallypoint serve --events` has written"
+        raise UsageError(f"there is no file {path}", hint=hint)
     parts = [path]
     while (older := path.with_name(f"{path.name}.{len(parts)}")).is_file():
         parts.append(older)
@@ -119,33 +123,16 @@ def _lines_of(parts: Sequence[Path]) -> Iterator[bytes]:
             raise RallypointError(f"cannot read {part}: {error.strerror or error}") from error
 
 
-def _check(reading: Reading) -> None:
-    if not reading.runs:
-        what = "no event" if reading.garbage else "nothing"
-        raise UsageError(
-            f"there is {what} in {reading.path}",
-            hint="name a file that `rallypoint serve --events` has written",
-        )
-    if reading.wanted is not None and not 1 <= reading.wanted <= reading.runs:
-        raise UsageError(
-            f"there is no run {reading.wanted} in {reading.path}",
-            hint=f"give --run a number from 1 to {reading.runs}",
-        )
+def _contents_of(lines: Sequence[bytes]) -> Iterable[object]:
+    """The lines as JSON; None for a line that is no JSON. All at once is twice as fast as one by one."""
+    contents = _content_of(b"[%b]" % b",".join(lines))
+    if isinstance(contents, list) and len(contents) == len(lines):
+        return contents
+    return (_content_of(line) for line in lines if line.strip())  # one is torn, perhaps the last
 
 
-def read_timeline(paths: Sequence[Path], run: int | None = None) -> Timeline:
-    """The start-up that these events files describe, by default of their last runs."""
-    readings = [read_events(path, run) for path in paths]
-    timeline = judge(readings[0].record if len(readings) == 1 else merge([each.record for each in readings]))
-    remarks = [remark for each in readings for remark in _remarks(each)]
-    return replace(timeline, remarks=(*timeline.remarks, *remarks))
-
-
-def _remarks(reading: Reading) -> Iterator[str]:
-    if reading.runs > 1:
-        yield f"{reading.path} has {reading.runs} runs, this is number {reading.run}; --run shows another"
-    if reading.garbage:
-        yield f"{counted(reading.garbage, 'line')} of {reading.path} cannot be read, and were passed over"
-    if reading.unknown:
-        events = counted(reading.unknown, "event")
-        yield f"{events} in {reading.path} are of kinds that this version does not know"
+def _content_of(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

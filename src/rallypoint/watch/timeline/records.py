@@ -99,11 +99,8 @@ class RunRecord:
     @property
     def open_waits(self) -> list[WaitRecord]:
         """The waits that have not ended by the end of the file."""
-        return [
-            WaitRecord(each.client, each.began, self.last, each.keys, each.count, WaitEnding.OPEN)
-            for waits in self._open.values()
-            for each in waits.values()
-        ]
+        under_way = (each for waits in self._open.values() for each in waits.values())
+        return [_wait(each, self.last, WaitEnding.OPEN) for each in under_way]
 
     def add(self, event: Event) -> None:
         """Take the next event. An event of a client behind a relay may come later than it happened."""
@@ -144,51 +141,49 @@ class RunRecord:
             case Stopped():
                 pass  # only its time matters
 
+    def came(self, client: ClientRecord) -> float:
+        """When a client connected; if that is not in the file, when the file begins."""
+        return self.first if client.connected is None else client.connected
+
     def _client(self, number: int) -> ClientRecord:
-        found = self.clients.get(number)
-        if found is None:
-            found = self.clients[number] = ClientRecord(number)
-        return found
+        if number not in self.clients:
+            self.clients[number] = ClientRecord(number)
+        return self.clients[number]
 
     def _add_left(self, event: Left) -> None:
         client = self._client(event.client)
         client.left, client.why = event.time, event.why
-        for each in self._open.pop(event.client, {}).values():
-            self.waits.append(
-                WaitRecord(event.client, each.began, event.time, each.keys, each.count, WaitEnding.GIVEN_UP)
-            )
+        waits = self._open.pop(event.client, {}).values()
+        self.waits += [_wait(each, event.time, WaitEnding.GIVEN_UP) for each in waits]
 
     def _add_waited(self, event: Waited) -> None:
         if event.client in self._open:
             self._open[event.client].pop(event.began, None)
-        ended = event.began + event.seconds
         ending = WaitEnding.GIVEN_UP if event.gave_up else WaitEnding.MET
-        self.waits.append(
-            WaitRecord(event.client, event.began, ended, event.keys, event.count, ending, event.by)
-        )
+        self.waits.append(_wait(event, event.began + event.seconds, ending, event.by))
+
+
+def _wait(event: Waiting | Waited, ended: float, ending: WaitEnding, by: int = 0) -> WaitRecord:
+    return WaitRecord(event.client, event.began, ended, event.keys, event.count, ending, by)
 
 
 def merge(records: Sequence[RunRecord]) -> RunRecord:
     """One record of several servers and relays of one job, whose clients get new numbers."""
     whole = RunRecord(first=min(each.first for each in records), last=max(each.last for each in records))
-    for each in records:
-        _merge(whole, each, shift=max(whole.clients, default=0))
+    for part in records:
+        shift = max(whole.clients, default=0)
+        whole.writers += part.writers
+        whole.clients |= {
+            number + shift: replace(each, id=number + shift) for number, each in part.clients.items()
+        }
+        whole.waits += [
+            each._replace(client=each.client + shift, by=each.by and each.by + shift)
+            for each in [*part.waits, *part.open_waits]
+        ]
+        whole.barriers += [replace(each, last=each.last and each.last + shift) for each in part.barriers]
+        whole.stalls += part.stalls
+        whole.hangs = sorted([*whole.hangs, *part.hangs], key=lambda each: each.time)
+        whole.errors += part.errors
+        whole.plan = part.plan or whole.plan
+        whole.lost += part.lost
     return whole
-
-
-def _merge(whole: RunRecord, part: RunRecord, shift: int) -> None:
-    def shifted(number: int) -> int:
-        return number and number + shift
-
-    whole.writers += part.writers
-    whole.clients |= {each + shift: replace(client, id=each + shift) for each, client in part.clients.items()}
-    whole.waits += [
-        each._replace(client=shifted(each.client), by=shifted(each.by))
-        for each in [*part.waits, *part.open_waits]
-    ]
-    whole.barriers += [replace(each, last=shifted(each.last)) for each in part.barriers]
-    whole.stalls += part.stalls
-    whole.hangs = sorted([*whole.hangs, *part.hangs], key=lambda each: each.time)
-    whole.errors += part.errors
-    whole.plan = part.plan or whole.plan
-    whole.lost += part.lost

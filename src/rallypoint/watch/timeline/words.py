@@ -6,17 +6,17 @@ Names came over the network: all of them are made printable, and long ones are c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
-from rallypoint.store.rollcall.events import Erred, Started
+from rallypoint.store.rollcall.events import BarrierComplete, Erred, Started
 from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import counted, joined_by_and, named_ranks, printable, shown
+from rallypoint.watch.timeline.judgement import StartupMember, Straggling, Timeline
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord
-from rallypoint.watch.timeline.timeline import StartupMember, Straggling, Timeline
 
 _ROWS: Final = 8
 """Of the table of members."""
@@ -26,25 +26,41 @@ _MACHINES_NAMED: Final = 2
 _LONGEST_LINE: Final = 160
 _SHORT: Final = 0.1
 """Of the longest wait."""
-_ENDINGS: Final = {WaitEnding.GIVEN_UP: "in vain", WaitEnding.OPEN: "and still did when the events ended"}
+_ENDINGS: Final = {WaitEnding.OPEN: "and still did when the events ended", WaitEnding.GIVEN_UP: "in vain"}
 
-
-# The whole of it
+_T = TypeVar("_T")
 
 
 def as_text(timeline: Timeline) -> str:
     """The straggler first; then all members, and what matters of waits, barriers, stalls and errors."""
+    record = timeline.record
+    stalls = [(each.seconds, _first_line(each.text)) for each in record.stalls] + list(_hangs(timeline))
+    errors: dict[str, list[Erred]] = defaultdict(list)
+    for each in record.errors:
+        errors[each.reason].append(each)
     parts = [
         [headline(timeline)],
         _summary(timeline),
-        _table(timeline),
-        _titled("waits", _waits(timeline)),
-        _titled("barriers", _barriers(timeline)),
-        _titled("stalls", _stalls(timeline)),
-        _titled("errors", _errors(timeline)),
+        _table(timeline.members),
+        _section("waits", _waits(timeline), lambda each: each[0].seconds, partial(_wait, timeline)),
+        _section("barriers", record.barriers, lambda each: each.seconds, partial(_barrier, timeline)),
+        _section("stalls", stalls, lambda each: each[0], lambda each: _time(each[0]) + each[1]),
+        _section("errors", errors.values(), len, _error),
         [f"note: {printable(each)}" for each in timeline.remarks],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _section(
+    title: str, items: Collection[_T], weight: Callable[[_T], float], row: Callable[[_T], str]
+) -> list[str]:
+    """The weightiest items, a row each, and how many more there are; nothing if there is none."""
+    rows = [f"  {row(each)}" for each in sorted(items, key=weight, reverse=True)[:_ITEMS]]
+    more = len(items) - len(rows)
+    return [title, *rows, *([f"  and {more:,} more"] if more else [])] if rows else []
+
+
+# The headline
 
 
 def headline(timeline: Timeline) -> str:
@@ -56,8 +72,8 @@ def headline(timeline: Timeline) -> str:
         return f"{_who_is_late(straggling)}; {_cost(timeline, straggling)}"
     if not timeline.is_over:
         stuck = [each for each in timeline.members if each.ending is not WaitEnding.MET]
-        return f"all came within {seconds(last_came(timeline))}; {names_text(stuck)} waited in vain"
-    return f"no straggler: all came within {seconds(last_came(timeline))}"
+        return f"all came within {seconds(_last_came(timeline))}; {names_text(stuck)} waited in vain"
+    return f"no straggler: all came within {seconds(_last_came(timeline))}"
 
 
 def _who_is_late(straggling: Straggling) -> str:
@@ -78,29 +94,26 @@ def _cost(timeline: Timeline, straggling: Straggling) -> str:
     them = "it" if len(straggling.members) == 1 else "them"
     what = f"for {them}" if straggling.is_for_them else "meanwhile"
     endings = {each.ending for each in timeline.members}
-    end = next(
-        (f", {_ENDINGS[each]}" for each in (WaitEnding.OPEN, WaitEnding.GIVEN_UP) if each in endings), ""
-    )
+    end = next((f", {text}" for ending, text in _ENDINGS.items() if ending in endings), "")
     return f"{who} waited {what}, {seconds(straggling.waited)} in sum{end}"
 
 
+# The summary, and the table of members
+
+
 def _summary(timeline: Timeline) -> list[str]:
-    lines = [_arrivals(timeline)] if timeline.present else []
-    return lines + [_writer(timeline, each) for each in timeline.writers[:_ITEMS]]
-
-
-def _arrivals(timeline: Timeline) -> str:
+    writers = [_writer(timeline, each) for each in timeline.record.writers[:_ITEMS]]
     present = timeline.present
+    if not present:
+        return writers
     machines = len({each.host for each in present} - {""})
     of = f"{len(present):,} of " if timeline.expected > len(present) else ""
     who = of + counted(timeline.expected if of else len(present), noun(present))
     where = f" on {counted(machines, 'machine')}" if machines else ""
     half = median(each.came for each in present if each.came is not None)
+    came = f"half had come after {seconds(half)}, the last after {seconds(_last_came(timeline))}"
     over = "ready" if timeline.is_over else "the events end"
-    return (
-        f"{who}{where}: half had come after {seconds(half)}, the last after {seconds(last_came(timeline))}; "
-        f"{over} after {seconds(timeline.seconds)}"
-    )
+    return [f"{who}{where}: {came}; {over} after {seconds(timeline.seconds)}", *writers]
 
 
 def _writer(timeline: Timeline, writer: Started) -> str:
@@ -114,95 +127,66 @@ def _writer(timeline: Timeline, writer: Started) -> str:
     )
 
 
-# The table of members
-
-
-def _table(timeline: Timeline) -> list[str]:
-    if not timeline.members:
-        return []
-    rows = [("", "machine", "came", "waited", "ready"), *map(_row, timeline.members[:_ROWS])]
-    lines = _aligned(rows)
-    rest = timeline.members[_ROWS:]
-    if rest:
-        lines.append(f"and {len(rest):,} more, the last of them after {seconds(rest[0].late)}")
-    return lines
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _table(members: Sequence[StartupMember]) -> list[str]:
     """Columns: the first two are names, the others figures."""
+    if not members:
+        return []
+    rows = [("", "machine", "came", "waited", "ready"), *map(_row, members[:_ROWS])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+    lines = [
         "  ".join(
             f"{cell:{'<' if at < 2 else '>'}{width}}"
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
+    rest = members[_ROWS:]
+    if rest:
+        lines.append(f"and {len(rest):,} more, the last of them after {seconds(rest[0].late)}")
+    return lines
 
 
 def _row(each: StartupMember) -> tuple[str, str, str, str, str]:
-    came = "never" if each.came is None else seconds(each.came)
-    waited = "" if each.came is None else seconds(each.waited)
-    readiness = {
-        WaitEnding.MET: seconds(each.ready),
-        WaitEnding.GIVEN_UP: "gave up",
-        WaitEnding.OPEN: "not yet",
-    }
-    ready = "" if each.came is None else readiness[each.ending]
-    return shown(each.name), shown(each.host) or "not known", came, waited, ready
+    name, host = shown(each.name), shown(each.host) or "not known"
+    if each.came is None:
+        return name, host, "never", "", ""
+    ready = {WaitEnding.GIVEN_UP: "gave up", WaitEnding.OPEN: "not yet"}.get(each.ending, seconds(each.ready))
+    return name, host, seconds(each.came), seconds(each.waited), ready
 
 
-# Lists
+# Waits, barriers, stalls and errors
 
 
-def _titled(title: str, items: Sequence[str]) -> list[str]:
-    return [title, *(f"  {each}" for each in items)] if items else []
+def _waits(timeline: Timeline) -> list[tuple[WaitRecord, list[StartupMember]]]:
+    """Waits for the same keys that ended in the same way: the longest one, and all that waited.
+
+    Of a million waits, most are not worth a line: those that are short beside the longest.
+    """
+    members = timeline.members
+    least = _SHORT * max((wait.ended - wait.began for each in members for wait in each.waits), default=0.0)
+    found: dict[tuple[tuple[str, ...], int, WaitEnding], dict[str, StartupMember]] = defaultdict(dict)
+    longest: dict[tuple[tuple[str, ...], int, WaitEnding], WaitRecord] = {}
+    for member in members:
+        for wait in member.waits:
+            if wait.ended - wait.began >= least:
+                alike = wait.keys, wait.by, wait.ending
+                found[alike][member.name] = member
+                longest[alike] = max(longest.get(alike, wait), wait, key=lambda each: each.seconds)
+    return [(longest[alike], list(found[alike].values())) for alike in found]
 
 
-def _and_more(items: list[str], count: int) -> list[str]:
-    return [*items, f"and {count - len(items):,} more"] if count > len(items) else items
-
-
-@dataclass
-class _Awaited:
-    """Waits for the same keys that ended in the same way."""
-
-    longest: WaitRecord
-    members: dict[str, StartupMember] = field(default_factory=dict)
-
-
-def _waits(timeline: Timeline) -> list[str]:
-    found: dict[tuple[tuple[str, ...], int, str], _Awaited] = {}
-    for member, wait in _long_waits(timeline):
-        awaited = found.setdefault((wait.keys, wait.by, wait.ending.value), _Awaited(wait))
-        if wait.seconds > awaited.longest.seconds:
-            awaited.longest = wait
-        awaited.members[member.name] = member
-    longest = sorted(found.values(), key=lambda each: -each.longest.seconds)
-    return _and_more([_wait(timeline, each) for each in longest[:_ITEMS]], len(found))
-
-
-def _long_waits(timeline: Timeline) -> Iterator[tuple[StartupMember, WaitRecord]]:
-    """The waits that are not short beside the longest: of a million waits, most are not worth a line."""
-    least = _SHORT * max(
-        (wait.ended - wait.began for each in timeline.members for wait in each.waits), default=0.0
-    )
-    for member in timeline.members:
-        yield from ((member, wait) for wait in member.waits if wait.ended - wait.began >= least)
-
-
-def _wait(timeline: Timeline, awaited: _Awaited) -> str:
-    wait = awaited.longest
+def _wait(timeline: Timeline, alike: tuple[WaitRecord, Sequence[StartupMember]]) -> str:
+    wait, members = alike
     keys = f"`{shown(wait.keys[0])}`" if wait.keys else "a key"
     if wait.key_count > 1:
         keys += f" and {counted(wait.key_count - 1, 'key')} more"
-    who = names_text(sorted(awaited.members.values(), key=lambda each: each.rank))
-    return f"{seconds(wait.seconds):>7}  {who} for {keys}{_end_of(timeline, wait)}"
+    who = names_text(sorted(members, key=lambda each: each.rank))
+    return f"{_time(wait.seconds)}{who} for {keys}{_end_of(timeline, wait)}"
 
 
 def _end_of(timeline: Timeline, wait: WaitRecord) -> str:
     if wait.by:
-        at_barrier = wait.keys[:1] in {(each.key,) for each in timeline.barriers}
+        at_barrier = wait.keys[:1] in {(each.key,) for each in timeline.record.barriers}
         name = shown(timeline.names.get(wait.by, ""))
         return f", until {name} {'came there' if at_barrier else 'wrote it'}"
     rank = owing_rank(wait.keys[0]) if len(wait.keys) == wait.key_count == 1 else -1
@@ -210,28 +194,16 @@ def _end_of(timeline: Timeline, wait: WaitRecord) -> str:
     return owed if wait.ending is WaitEnding.MET else f"{owed}, {_ENDINGS[wait.ending]}"
 
 
-def _barriers(timeline: Timeline) -> list[str]:
-    slowest = sorted(timeline.barriers, key=lambda each: -each.seconds)[:_ITEMS]
-    lines = []
-    for each in slowest:
-        last = timeline.names.get(each.last, "")
-        who = f", the last was {shown(last)}" if last else ""
-        lines.append(f"{seconds(each.seconds):>7}  `{shown(each.key)}` of {each.size:,}{who}")
-    return _and_more(lines, len(timeline.barriers))
-
-
-def _stalls(timeline: Timeline) -> list[str]:
-    """What the server reported, and what launchers found out."""
-    found = [(each.seconds, _first_line(each.text)) for each in timeline.stalls]
-    found += _hangs(timeline)
-    longest = sorted(found, key=lambda each: -each[0])[:_ITEMS]
-    return _and_more([f"{seconds(lasted):>7}  {what}" for lasted, what in longest], len(found))
+def _barrier(timeline: Timeline, each: BarrierComplete) -> str:
+    last = timeline.names.get(each.last, "")
+    who = f", the last was {shown(last)}" if last else ""
+    return f"{_time(each.seconds)}`{shown(each.key)}` of {each.size:,}{who}"
 
 
 def _hangs(timeline: Timeline) -> Iterator[tuple[float, str]]:
-    """Each time that the job stood still: for how long at least, and what was found out last."""
+    """Each time that the job stood still: for how long at least, and what launchers found out last."""
     began, text = 0.0, ""
-    for each in timeline.hangs:
+    for each in timeline.record.hangs:
         if each.text and not text:
             began = each.time
         elif text and not each.text:
@@ -241,13 +213,8 @@ def _hangs(timeline: Timeline) -> Iterator[tuple[float, str]]:
         yield timeline.origin + timeline.ended - began, _first_line(text)
 
 
-def _errors(timeline: Timeline) -> list[str]:
-    by_reason: dict[str, list[Erred]] = defaultdict(list)
-    for each in timeline.errors:
-        by_reason[each.reason].append(each)
-    most = sorted(by_reason.items(), key=lambda item: -len(item[1]))[:_ITEMS]
-    lines = [f"{len(each):>6}x  {_first_line(reason)} ({shown(each[-1].peer)})" for reason, each in most]
-    return _and_more(lines, len(by_reason))
+def _error(alike: Sequence[Erred]) -> str:
+    return f"{len(alike):>6}x  {_first_line(alike[0].reason)} ({shown(alike[-1].peer)})"
 
 
 def _first_line(text: str) -> str:
@@ -264,13 +231,10 @@ def names_text(members: Sequence[StartupMember]) -> str:
         if each.rank >= 0:
             by_host[each.host].append(each.rank)
     parts = [(f"{named_ranks(sorted(ranks))}{_on(host)}", len(ranks)) for host, ranks in by_host.items()]
-    parts += [(shown(each.name) + _on(each.host), 1) for each in members if each.rank < 0]
     if len(by_host) > _MACHINES_NAMED:
         ranks = sorted(rank for each in by_host.values() for rank in each)
-        parts = [
-            (f"{named_ranks(ranks)} on {len(by_host):,} machines", len(ranks)),
-            *parts[len(by_host) :],
-        ]
+        parts = [(f"{named_ranks(ranks)} on {len(by_host):,} machines", len(ranks))]
+    parts += [(shown(each.name) + _on(each.host), 1) for each in members if each.rank < 0]
     names = [name for name, _ in parts[:_MACHINES_NAMED]]
     if more := sum(count for _, count in parts[_MACHINES_NAMED:]):
         names.append(f"{more:,} more")
@@ -286,9 +250,13 @@ def noun(members: Iterable[StartupMember]) -> str:
     return "rank" if all(each.rank >= 0 for each in members) else "client"
 
 
-def last_came(timeline: Timeline) -> float:
+def _last_came(timeline: Timeline) -> float:
     """When the last member came, of those that came at all."""
     return max((each.came for each in timeline.members if each.came is not None), default=0.0)
+
+
+def _time(value: float) -> str:
+    return f"{seconds(value):>7}  "
 
 
 def seconds(value: float) -> str:

@@ -41,12 +41,6 @@ _MEDIA_TYPES: Final = {
 }
 
 
-def read_page() -> dict[str, Response]:
-    """The files of the page, by their names, as answers."""
-    files = (path for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
-    return {path.name: Response(path.read_bytes(), media_type=_MEDIA_TYPES[path.suffix]) for path in files}
-
-
 logger = logging.getLogger("rallypoint.web")
 
 MOST_VIEWERS: Final = 128
@@ -102,7 +96,8 @@ _HEADERS: Final = {
 def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
     """The page about the store that is watched, behind the rules of `access`."""
     answers = _Answers(watch)
-    files = read_page()
+    paths = [path for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES]
+    files = {path.name: Response(path.read_bytes(), media_type=_MEDIA_TYPES[path.suffix]) for path in paths}
     no_file = PlainTextResponse("there is no such file\n", 404)
 
     async def page(_: Request) -> Response:

@@ -92,8 +92,9 @@ PROBLEM: Final = "problem"
 def picture(snapshot: Snapshot, roll: Roll, report: JobReport) -> Json:
     """The picture of a snapshot, of the roll that was judged from it, and of what launchers report."""
     now = snapshot.time
+    slowest = sorted(roll.gatherings, key=lambda each: -each.seconds)
     return {
-        "time": round(snapshot.time, 3),
+        "time": round(now, 3),
         "store": _store(snapshot),
         "replication": _replication(snapshot),
         "stall": snapshot.stall.strip()[:MOST_STALL],
@@ -106,7 +107,7 @@ def picture(snapshot: Snapshot, roll: Roll, report: JobReport) -> Json:
         "work": activity.groups(report, now),
         "steps": activity.steps(report, now),
         "waits": {each.key: _wait(each, now) for each in roll.awaited[:MOST_WAITS]},
-        "barriers": {each.key: _barrier(each, now) for each in _slowest(roll.gatherings)},
+        "barriers": {each.key: _barrier(each, now) for each in slowest[:MOST_BARRIERS]},
         "meetings": {each.job: _meeting(each) for each in roll.meetings[:MOST_MEETINGS]},
         "relays": dict(_relays(snapshot)),
         "operations": {each.name: _operation(each) for each in snapshot.operations},
@@ -240,10 +241,6 @@ def _wait(each: Awaited, now: float) -> Json:
         "owed_by": each.owed_by,
         **_since(now, each.seconds),
     }
-
-
-def _slowest(gatherings: tuple[Gathering, ...]) -> list[Gathering]:
-    return sorted(gatherings, key=lambda each: -each.seconds)[:MOST_BARRIERS]
 
 
 def _barrier(each: Gathering, now: float) -> Json:

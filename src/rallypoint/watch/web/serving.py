@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -50,30 +50,14 @@ def watch_store(*places: tuple[str, int]) -> StoreWatch:
     """A watch over the store, or relay, at one of these addresses."""
 
     def ask(question: Question) -> Snapshot:
-        def look(host: str, port: int) -> Snapshot:
-            return look_at_job(host, port, question, Deadline(LOOK_SECONDS))
-
-        return first_to_answer(places, look)
+        return first_to_answer(
+            places, lambda host, port: look_at_job(host, port, question, Deadline(LOOK_SECONDS))
+        )
 
     return StoreWatch(ask, ",".join(format_address(*place) for place in places))
 
 
-class HttpConnection(Protocol):
-    """What counts of a connection."""
-
-    address: str
-    since: float
-    """When it was opened."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether no request of it is being answered."""
-
-
-ConnectionT = TypeVar("ConnectionT", bound=HttpConnection)
-
-
-def one_too_many(connections: Iterable[ConnectionT], new: ConnectionT) -> ConnectionT | None:
+def one_too_many(connections: Iterable[PageProtocol], new: PageProtocol) -> PageProtocol | None:
     """The connection to close, now that there is a new one, which is among them; None: there is room."""
     everybody = list(connections)
     neighbours = [each for each in everybody if each.address == new.address]
@@ -108,6 +92,7 @@ class PageProtocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
+        """Whether no request of it is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _check_idle(self) -> None:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.explain.events import NOBODY, Entry, Event, Frame, Kind, Log, Match, Process, Raised
+from rallypoint.explain.events import NOBODY, Entry, Event, Kind, Log, Match, Process, Raised
 from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.report import as_json, as_text
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
+from rallypoint.frames import Frame
 from rallypoint.text import clock, columns, short_path, wrapped
 
 pytestmark = pytest.mark.windows

@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rallypoint.frames import Frame, is_library_file
+
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
+_INSTALLED: Final = re.compile(r"^<|[/\\](?:bin|Lib)[/\\]")
+"""Besides libraries: programs that are installed, and the library of Windows' Python."""
 
 
 class Kind(enum.Enum):
@@ -55,31 +59,6 @@ PROCESS_GONE: Final = (Kind.KILLED, Kind.ENDED)
 MILD: Final = ("debug", "info", "warning")
 """Levels at which nothing ends a process."""
 WORK: Final = frozenset((Kind.STEP, Kind.ANSWER, Kind.READY, Kind.DONE, Kind.RESULT))
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A frame of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    source: str = ""
-
-    @property
-    def is_users(self) -> bool:
-        """Whether it is neither Python's own nor an installed package's."""
-        path = self.file.replace("\\", "/")
-        return not (
-            "-packages/" in path
-            or "/bin/" in path
-            or path.startswith("<")
-            or "/lib/python3" in path
-            or "/Lib/" in path
-        )
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}, in {self.function}" if self.function else f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +105,8 @@ class Raised:
     @property
     def users_frame(self) -> Frame | None:
         """The innermost frame of the user's own code; without one, None."""
-        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
+        own = (each for each in self.frames[::-1] if not _INSTALLED.search(each.file))
+        return next((each for each in own if not is_library_file(each.file)), None)
 
     @property
     def place(self) -> Frame | None:
@@ -276,7 +256,7 @@ class Log:
 
 
 class History:
-    """The events of all logs, with the questions that the rules ask."""
+    """The events of all logs, indexed for the rules."""
 
     def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
         self.events = events
@@ -346,7 +326,7 @@ class History:
 
 _NEAR: Final = 2
 _ENOUGH: Final = 100
-"""So many lines of work before or after an event are looked at."""
+"""So many lines of work before or after an event count."""
 _COUNTERS: Final = re.compile(
     r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
     r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(?<!\d{4}/)(?!\d{4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"

@@ -22,8 +22,8 @@ from typing import Any, Final
 from rallypoint.errors import UsageError
 from rallypoint.explain.events import Event, Kind, Process
 from rallypoint.explain.reported import LAUNCHER
+from rallypoint.frames import is_library_file
 from rallypoint.launch.stacks.activity import Recorded
-from rallypoint.launch.stacks.folding import is_library_file
 from rallypoint.text import excerpt, named_ranks, printable
 
 _NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
@@ -172,12 +172,12 @@ class Difference:
     calls: tuple[tuple[str, tuple[int, ...], str], ...]
     """Each call, the ranks that made it, and its place; those of fewest ranks first."""
     absent: tuple[int, ...]
-    """The ranks that have not come so far."""
+    """The ranks that have not reached it."""
     created: int
 
 
 def compare(dumps: Sequence[Dump]) -> list[Difference]:
-    """The first difference of each group, those first that came first; none if all ranks agree."""
+    """The first difference of each group, in the order of time; none if all ranks agree."""
     groups = dict.fromkeys(group for dump in dumps for group in dump.groups)
     found = [each for group in groups for each in _of_group(group, dumps)]
     return sorted(found, key=lambda each: (each.kind == "unfinished", each.created))
@@ -243,7 +243,7 @@ def _call_text(call: Recorded) -> str:
 
 
 def as_lines(dumps: Sequence[Dump], found: Sequence[Difference]) -> list[str]:
-    """What the dumps tell, in lines for a terminal."""
+    """What the dumps show, in lines for a terminal."""
     ranks = sorted(dump.rank for dump in dumps)
     lines = [f"Flight Recorder: dumps of {named_ranks(ranks)}"]
     unseen = sorted({rank for dump in dumps for each in dump.members.values() for rank in each} - set(ranks))

@@ -340,14 +340,11 @@ class _LogReader:
 
     def _restart(self, event: Event) -> None:
         self._complete()
-        if event.line - self._announced.get(event.text, -_AFTER) >= _AFTER or self._failed_since(event):
+        announced = self._announced.get(event.text)
+        if announced is None or event.line - announced >= _AFTER or self._failed_at > announced:
             self._restarts.append(event.line)
         if len(self._announced) < _MOST_WRITERS:
             self._announced[event.text] = event.line
-
-    def _failed_since(self, event: Event) -> bool:
-        """Whether something failed since the same was announced before."""
-        return self._failed_at > self._announced.get(event.text, event.line)
 
     def _is_news(self, event: Event) -> bool:
         """Note a failure. Of many that are alike, the first ones and the last one are kept."""

@@ -100,12 +100,13 @@ def _group(found: object) -> str:
 
 
 def _recorded(group: str, number: int, entry: Mapping[str, Any]) -> Recorded:
-    created = entry.get("time_created_ns")
+    created, sizes = entry.get("time_created_ns"), _items(entry.get("input_sizes"))
+    sized = (each[:_MOST_DIMENSIONS] for each in sizes if isinstance(each, list | tuple))
     return Recorded(
         group,
         number,
         _text(entry.get("profiling_name")),
-        tuple(tuple(filter(_is_size, each[:_MOST_DIMENSIONS])) for each in _list(entry.get("input_sizes"))),
+        tuple(tuple(filter(_is_size, each)) for each in sized),
         tuple(_text(each) for each in _items(entry.get("input_dtypes"))),
         bool(entry.get("retired")) or entry.get("state") == "completed",
         _place(_items(entry.get("frames"))),
@@ -115,10 +116,6 @@ def _recorded(group: str, number: int, entry: Mapping[str, Any]) -> Recorded:
 
 def _items(found: object) -> Sequence[Any]:
     return found if isinstance(found, list | tuple) else ()
-
-
-def _list(found: object) -> list[Sequence[Any]]:
-    return [each for each in _items(found) if isinstance(each, list | tuple)]
 
 
 def _is_size(found: object) -> bool:

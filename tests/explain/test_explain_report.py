@@ -188,8 +188,8 @@ def test_nothing_wrong_takes_one_line_and_notices_another() -> None:
     worked = _event(Kind.STEP, 1200, "step 400 loss 0.3")
     fine = Explanation(None, logs=_LOGS, worked=worked)
     assert as_text(fine) == "No failure in 1,234 lines; last: step 400 loss 0.3"
-    notice = _event(match=Match(_entry("notice", title="No IPv6 here")), count=3)
-    assert as_text(replace(fine, notices=(notice,))).splitlines()[1:] == ["Harmless: No IPv6 here (3 times)"]
+    notices = (_event(match=Match(_entry("notice", title="No IPv6 here"))),) * 3
+    assert as_text(replace(fine, notices=notices)).splitlines()[1:] == ["Harmless: No IPv6 here (3 times)"]
     assert as_text(replace(fine, worked=None)) == "No failure in 1,234 lines, but no sign of work either."
     assert as_text(Explanation(None)).startswith("The log is empty.")
 

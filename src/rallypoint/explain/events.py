@@ -206,8 +206,6 @@ class Event:
     """The line says itself that the process ends with it."""
     loud: bool = True
     """The line states an error, and does not only have the words of one."""
-    count: int = 1
-    """How many such lines there were, with this one."""
 
     @property
     def is_failure(self) -> bool:
@@ -259,13 +257,16 @@ class History:
     """The events of all logs, indexed for the rules."""
 
     def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
-        self.events = events
         self.logs = logs
         self.failures = [each for each in events if each.is_failure]
+        serious = (each.turn for each in self.failures if each.level not in MILD)
+        self.last_failed = max(serious, default=(0, 0))
+        """The last turn with a failure that is more than a warning."""
+        self.last_worked = max((each.turn for each in events if each.is_work), default=(0, 0))
+        """The last turn that shows work."""
         self._work: dict[int, list[Event]] = {}
         self._by_kind: dict[tuple[int, int, Kind], list[Event]] = {}
         self._last_gone: dict[int, int] = {}
-        self._later: dict[tuple[int, int], list[Event]] = {}
         for each in events:
             self._by_kind.setdefault((each.log, each.run, each.kind), []).append(each)
             if each.is_work or each.kind is Kind.BEGIN:
@@ -286,12 +287,6 @@ class History:
     def is_lost_after(self, event: Event) -> bool:
         """Whether a process is reported gone after a failure."""
         return self._last_gone.get(event.log, 0) > event.line
-
-    def later_attempts(self, event: Event) -> list[Event]:
-        """What happened in later attempts and runs."""
-        if event.turn not in self._later:
-            self._later[event.turn] = [each for each in self.events if each.turn > event.turn]
-        return self._later[event.turn]
 
     def work_before(self, event: Event) -> list[Event]:
         """The work that the log shows before an event, in its run."""

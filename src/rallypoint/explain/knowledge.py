@@ -57,9 +57,8 @@ class Knowledge:
             _entry(role, values, phrases) for role in ROLES for values in document.get(role, ())
         )
         speakers = document["speaker"]
-        self.names = frozenset(speakers)
         for entry in self.entries:
-            if unknown := (entry.by | entry.heard) - self.names:
+            if unknown := (entry.by | entry.heard) - speakers.keys():
                 raise ValueError(f"{entry.id} names speakers without a table: {', '.join(sorted(unknown))}")
         self.launchers = frozenset(name for name in speakers if speakers[name].get("launcher"))
         self._remedies = {f"@{name}": texts for name, texts in document.get("remedy", {}).items()}

@@ -115,11 +115,7 @@ _MODULES: Final = ("ModuleNotFoundError", "ImportError")
 
 def _was_restarted(event: Event, history: History) -> bool:
     """A later attempt, or a later run, is at work, and neither it nor a later one has a failure."""
-    later = history.later_attempts(event)
-    failed = max(
-        (each.turn for each in later if each.is_failure and each.level not in MILD), default=event.turn
-    )
-    return any(each.is_work and each.turn > failed for each in later)
+    return history.last_worked > max(event.turn, history.last_failed)
 
 
 def _was_survived(event: Event, history: History) -> bool:

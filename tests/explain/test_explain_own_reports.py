@@ -272,10 +272,6 @@ def test_a_row_with_a_traceback_is_its_exception() -> None:
 # Real jobs --------------------------------------------------------------------------------------------------
 
 
-def _failures(name: str) -> list[Event]:
-    return [each for each in _read((_LOGS / f"{name}.log").read_text())[0] if each.kind in FAILURES]
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -216,12 +216,6 @@ class TestWithoutLibuv:
         gc.collect()
         until(lambda: server not in own_servers(), "the server ends")
 
-    def test_the_port_is_closed_when_the_store_is_gone(self) -> None:
-        master = _master()
-        port = master.port
-        del master
-        assert not _listens(port)
-
     def test_the_server_lives_while_only_cpp_holds_the_store(self) -> None:
         before = own_servers()
         prefixed = dist.PrefixStore("p", _master())
@@ -262,10 +256,6 @@ class TestWithoutLibuv:
         master = _master(use_libuv=False)
         assert master.num_keys() >= 0
         assert own_servers() <= before
-
-    def test_wrong_arguments_are_type_errors(self) -> None:
-        with pytest.raises(TypeError):
-            dist.TCPStore("127.0.0.1", 1, nonsense=True)
 
     @pytest.mark.parametrize("use_libuv", ["0", "1"])
     def test_the_backend_follows_the_variable(self, use_libuv: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -611,7 +611,7 @@ def test_an_examination_that_is_interrupted_leaves_nothing_behind(tmp_path: Path
         env=environment(tmp_path, TEST_DOCTOR=mark),
     )
     try:
-        until(lambda: bool(ours("examination")), "torch is being asked")
+        until(lambda: bool(ours("pytorch.asking")), "torch is being asked")
         process.terminate()
         out, err = process.communicate(timeout=SECONDS)
         assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "rallypoint: interrupted\n")

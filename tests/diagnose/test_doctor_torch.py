@@ -281,9 +281,7 @@ def test_a_torch_in_the_folder_is_not_the_one_that_is_asked(
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    program = asking._PROGRAM.replace(
-        "from rallypoint.pytorch.examination import main\nmain()", "import json"
-    )
+    program = asking._PROGRAM.replace("from rallypoint.pytorch.asking import main\nmain()", "import json")
     assert program != asking._PROGRAM
     assert ask_program(monkeypatch, program).problem == ""
 

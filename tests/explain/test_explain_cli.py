@@ -47,11 +47,6 @@ def test_nothing_wrong_is_exit_code_0(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (0, "No failure in 3 lines; last: Training finished\n")
 
 
-def test_all_adds_the_reason() -> None:
-    assert "Chosen because: " not in _explain(text=_ERROR).stdout
-    assert "\nChosen because: " in _explain("--all", text=_ERROR).stdout
-
-
 def test_json() -> None:
     done = _explain("--json", text=_ERROR)
     content = json.loads(done.stdout)

@@ -41,15 +41,21 @@ Traceback (most recent call last):
 RuntimeError: the table has no labels"""
 
 
+_WAITING = (
+    Frame("/x/site-packages/torch/distributed/c10d.py", 9, "all_reduce"),
+    Frame("train.py", 41, "train"),
+)
+
+
 def _read(text: str) -> tuple[list[Event], list[Line]]:
     """The facts of a log, and the lines that belong to no report."""
     own, tables, prefixes = OwnReports(0), Tables(0), Prefixes()
     events: list[Event] = []
     others = []
     for number, line in enumerate(map(prefixes.split, text.splitlines()), 1):
-        is_taken, found = own.take(line, number)
+        is_taken, found = own.read(line, number)
         if not is_taken:
-            is_taken, found_too = tables.take(line, number)
+            is_taken, found_too = tables.read(line, number)
             found = [*found, *found_too]
         events += found
         others += [] if is_taken or not line.text.strip() else [line]
@@ -89,12 +95,8 @@ def _report(
 
 
 def _stall() -> str:
-    waiting = (
-        Frame("/x/site-packages/torch/distributed/c10d.py", 9, "all_reduce"),
-        Frame("train.py", 41, "train"),
-    )
     loading = (Frame("data.py", 88, "load_batch"), Frame("train.py", 33, "train"))
-    ranks = (RankActivity(0, 1, waiting, 60.0), RankActivity(1, 2, loading, 60.0))
+    ranks = (RankActivity(0, 1, _WAITING, 60.0), RankActivity(1, 2, loading, 60.0))
     return "\n".join(stall_lines(put_together([MachineActivity("node-a", ranks, world_size=2)])))
 
 
@@ -173,29 +175,14 @@ def test_a_stall_names_the_odd_rank_and_its_line(capsys: pytest.CaptureFixture[s
     assert _only(capsys.readouterr().err).kind is Kind.STEP
 
 
-def test_several_odd_ranks() -> None:
-    waiting = (
-        Frame("/x/site-packages/torch/distributed/c10d.py", 9, "all_reduce"),
-        Frame("train.py", 41, "train"),
-    )
-    ranks = [RankActivity(rank, rank + 1, waiting, 60.0) for rank in range(4)]
-    ranks += [
-        RankActivity(4 + at, 9 + at, (Frame("data.py", 80 + at, f"load_{at}"),), 60.0) for at in range(2)
-    ]
-    work = put_together([MachineActivity("node-a", tuple(ranks), world_size=6)])
-    event = _only("rallypoint: " + "\n".join(stall_lines(work)))
-    assert (event.kind, event.process) == (Kind.STALL, Process(4, None, "node-a"))
-    assert "load_0 (data.py:80)" in event.text
-
-
-def test_ranks_that_all_wait_for_each_other() -> None:
-    waiting = (
-        Frame("/x/site-packages/torch/distributed/c10d.py", 9, "all_reduce"),
-        Frame("train.py", 41, "train"),
-    )
-    ranks = tuple(RankActivity(rank, rank + 1, waiting, 60.0) for rank in range(2))
-    event = _only("rallypoint: " + "\n".join(stall_lines(put_together([MachineActivity("a", ranks)]))))
-    assert (event.kind, event.process) == (Kind.STALL, Process())
+def test_the_rank_of_a_stall_is_the_first_of_those_that_are_elsewhere() -> None:
+    waiting = [RankActivity(rank, rank + 1, _WAITING, 60.0) for rank in range(4)]
+    odd = [RankActivity(4 + at, 9, (Frame("data.py", 80 + at, f"load_{at}"),), 60.0) for at in range(2)]
+    for ranks, process in (([*waiting, *odd], Process(4, None, "node-a")), (waiting, Process())):
+        work = put_together([MachineActivity("node-a", tuple(ranks), world_size=len(ranks))])
+        event = _only("rallypoint: " + "\n".join(stall_lines(work)))
+        assert (event.kind, event.process) == (Kind.STALL, process)
+        assert ("load_0 (data.py:80)" in event.text) == bool(process)
 
 
 def test_ranks_that_have_joined(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,52 +272,26 @@ def test_a_row_with_a_traceback_is_its_exception() -> None:
 # Real jobs --------------------------------------------------------------------------------------------------
 
 
-def _failures(name: str) -> list[Event]:
-    return [each for each in _read((_LOGS / f"{name}.log").read_text())[0] if each.kind in FAILURES]
-
-
-def test_a_rank_that_killed_itself() -> None:
-    assert {(each.kind, each.code) for each in _failures("killed")} == {(Kind.KILLED, -9)}
-    assert _failures("killed")[-1].process.rank == 1
-
-
-def test_a_job_that_hangs() -> None:
-    [stall] = _failures("hang")
-    assert (stall.kind, stall.process.rank) == (Kind.STALL, 1)
-    assert "load_batch (hang.py:7)" in stall.text
-
-
-def test_a_job_that_succeeds() -> None:
-    assert _failures("success") == []
-
-
-def test_an_error_of_the_users_own() -> None:
-    cause = _failures("value-error")[-1]
-    assert cause.first
-    assert cause.headline == "ValueError: learning rate 3.0 is out of range [0, 1]"
-    assert cause.raised is not None
-    assert str(cause.raised.place) == "/home/user/lr.py:6, in make_optimizer"
-
-
-def test_an_option_that_cannot_be() -> None:
-    assert [each.headline for each in _failures("nproc")] == [
-        "ValueError: Unsupported nproc_per_node value: gpuu"
-    ]
-
-
-def test_a_secret_that_is_none() -> None:
-    [event] = _failures("secret-malformed")
-    assert (event.kind, event.fatal) == (Kind.ERROR, True)
-    assert "RALLYPOINT_SECRET" in event.text
-
-
-def test_two_secrets_in_one_job() -> None:
-    [server, interrupted] = _failures("secret-server")
-    assert (server.kind, interrupted.kind) == (Kind.ERROR, Kind.TOLD)
-    assert "another secret" in server.text
-    [client] = _failures("secret-client")
-    assert client.process == Process(None, None, "node-b", 20461)
-    assert client.headline.endswith("it does not prove that it has this job's secret")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("killed", [(Kind.KILLED, None, "exitcode: -9"), (Kind.KILLED, 1, "SIGKILL")]),
+        ("hang", [(Kind.STALL, 1, "load_batch (hang.py:7)")]),
+        ("success", []),
+        ("value-error", [(Kind.ENDED, None, "exitcode: 1"), (Kind.EXCEPTION, 1, "learning rate 3.0 is out")]),
+        ("nproc", [(Kind.EXCEPTION, None, "ValueError: Unsupported nproc_per_node value: gpuu")]),
+        ("secret-malformed", [(Kind.ERROR, None, "RALLYPOINT_SECRET")]),
+        ("secret-server", [(Kind.ERROR, None, "another secret"), (Kind.TOLD, None, "interrupted")]),
+        ("secret-client", [(Kind.EXCEPTION, None, "it does not prove that it has this job's secret")]),
+    ],
+)
+def test_the_failures_in_the_log_of_a_real_job(
+    name: str, expected: list[tuple[Kind, int | None, str]]
+) -> None:
+    events, _ = _read((_LOGS / f"{name}.log").read_text())
+    failures = [each for each in events if each.kind in FAILURES]
+    assert [(each.kind, each.process.rank) for each in failures] == [row[:2] for row in expected]
+    assert all(row[2] in each.headline for row, each in zip(expected, failures, strict=True))
 
 
 # A launcher's own records -----------------------------------------------------------------------------------

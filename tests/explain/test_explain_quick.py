@@ -174,18 +174,6 @@ def _read(sieve: Sieve, chunks: Iterable[bytes]) -> int:
     return sum(len(sieve.wanted(block)) for block in blocks(chunks))
 
 
-def test_ordinary_lines_cost_little() -> None:
-    """A second for 80 MB or more, whatever the number of patterns."""
-    many = _sieve(
-        *_PATTERNS, *(f"text number {chr(97 + n % 26) * 3}{chr(97 + n // 26) * 3}" for n in range(600))
-    )
-    lines = (
-        f"[rank{n % 8}]: step {n} loss {n / 7:.4f} lr 1e-{n % 9} tokens/s {n * 31}\n" for n in range(15_000)
-    )
-    chunk = "".join(lines).encode()
-    assert _seconds(lambda: _read(many, [chunk] * 20)) < 20 * len(chunk) / 20e6
-
-
 def test_a_text_in_every_line_costs_little() -> None:
     chunk = b"".join(b"step %d error_rate: 0.%d Error: 0.03\n" % (n, n * 7) for n in range(25_000))
     sieve = _sieve()

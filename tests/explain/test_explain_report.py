@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.explain.events import NOBODY, Entry, Event, Frame, Kind, Log, Match, Process, Raised
+from rallypoint.explain.events import NOBODY, Entry, Event, Kind, Log, Match, Process, Raised
 from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.report import as_json, as_text
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
+from rallypoint.frames import Frame
 from rallypoint.text import clock, columns, short_path, wrapped
 
 pytestmark = pytest.mark.windows
@@ -187,8 +188,8 @@ def test_nothing_wrong_takes_one_line_and_notices_another() -> None:
     worked = _event(Kind.STEP, 1200, "step 400 loss 0.3")
     fine = Explanation(None, logs=_LOGS, worked=worked)
     assert as_text(fine) == "No failure in 1,234 lines; last: step 400 loss 0.3"
-    notice = _event(match=Match(_entry("notice", title="No IPv6 here")), count=3)
-    assert as_text(replace(fine, notices=(notice,))).splitlines()[1:] == ["Harmless: No IPv6 here (3 times)"]
+    notices = (_event(match=Match(_entry("notice", title="No IPv6 here"))),) * 3
+    assert as_text(replace(fine, notices=notices)).splitlines()[1:] == ["Harmless: No IPv6 here (3 times)"]
     assert as_text(replace(fine, worked=None)) == "No failure in 1,234 lines, but no sign of work either."
     assert as_text(Explanation(None)).startswith("The log is empty.")
 

@@ -161,7 +161,7 @@ ABORTED = dedent("""\
 def read(text: str) -> list[Raised]:
     reader = Reader()
     for number, line in enumerate(text.splitlines(), 1):
-        reader.take(line, number)
+        reader.read(line, number)
     reader.close()
     assert reader.idle
     return reader.done
@@ -330,7 +330,7 @@ def test_the_headers_of_python(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("line", [line for row in _TABLE["failure"] for line in row["examples"]])
 def test_what_other_runtimes_write_when_they_fail(line: str) -> None:
     reader = Reader()
-    assert reader.take(line, 1) is Part.HEADER
+    assert reader.read(line, 1) is Part.HEADER
     reader.close()
     assert reader.done[0].native
 
@@ -356,7 +356,7 @@ def test_lines_that_are_no_exception(text: str) -> None:
 def test_message_of_several_lines_ends() -> None:
     reader = Reader()
     lines = ["ValueError: 2 errors", "  a is missing", "  b is missing", "", "loading the next one"]
-    parts = [reader.take(line, number) for number, line in enumerate(lines)]
+    parts = [reader.read(line, number) for number, line in enumerate(lines)]
     assert parts == [Part.HEADER, Part.MORE, Part.MORE, Part.MORE, Part.NONE]
     reader.close()
     assert reader.done[0].more == ("  a is missing", "  b is missing")
@@ -364,15 +364,15 @@ def test_message_of_several_lines_ends() -> None:
 
 def test_record_ends_a_message() -> None:
     reader = Reader()
-    reader.take("ValueError: bad", 1)
-    assert reader.take("shutting down", 2, record=True) is Part.NONE
+    reader.read("ValueError: bad", 1)
+    assert reader.read("shutting down", 2, record=True) is Part.NONE
 
 
 def test_traceback_in_records_of_a_logger() -> None:
     reader = Reader()
     for number, line in enumerate(PLAIN.splitlines()):
-        reader.take(line, number, record=True)
-    assert reader.take("stopping", 11, record=True) is Part.NONE
+        reader.read(line, number, record=True)
+    assert reader.read("stopping", 11, record=True) is Part.NONE
     reader.close()
     assert reader.done == [Raised("ValueError", "bad shape", 9, frames=read(PLAIN)[0].frames)]
 
@@ -390,7 +390,7 @@ def test_memory_is_bounded() -> None:
 def test_exception_is_complete_some_lines_after_it() -> None:
     reader = Reader()
     for number, line in enumerate((PLAIN + "\n" + "step\n" * 30).splitlines()):
-        reader.take(line, number)
+        reader.read(line, number)
     assert reader.idle
     assert len(reader.done) == 1
 
@@ -406,7 +406,7 @@ def test_processes_do_not_disturb_each_other(one: str, other: str, random: objec
     sizes = [len(lines) for lines in waiting]
     while any(waiting):
         turn = int(choose() < 0.5) if all(waiting) else int(not waiting[0])
-        readers[turn].take(waiting[turn].pop(0), sizes[turn] - len(waiting[turn]))
+        readers[turn].read(waiting[turn].pop(0), sizes[turn] - len(waiting[turn]))
     for reader in readers:
         reader.close()
     assert [reader.done for reader in readers] == [read(one), read(other)]
@@ -416,7 +416,7 @@ def test_processes_do_not_disturb_each_other(one: str, other: str, random: objec
 def test_any_lines_in_any_order(lines: list[str]) -> None:
     reader = Reader()
     for number, line in enumerate(lines):
-        reader.take(line, number)
+        reader.read(line, number)
     reader.close()
     assert reader.idle
     assert all(raised.headline for raised in reader.done)

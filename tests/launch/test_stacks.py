@@ -166,6 +166,7 @@ def waiting(rank: int, seconds: float = 252.0) -> RankActivity:
 
 
 ODD = RankActivity(2, 102, LOADING, 252.0, facts=ProcessFacts("sleeps", "read() of /mnt/data/shard-17.tar"))
+COMPUTING = replace(ODD, facts=ProcessFacts("runs", cores=0.98))
 
 
 class TestWords:
@@ -268,8 +269,20 @@ class TestStalls:
         assert not work.is_stalled(300)
         assert work.waiting_seconds == 252, "it is enough when a time-out is near"
 
-    def test_all_that_wait_have_to_have_waited_for_long(self) -> None:
-        assert not put_together([machine("a", waiting(0), waiting(1, 1.8))]).is_stalled(200)
+    @pytest.mark.parametrize(
+        ("ranks", "is_stalled"),
+        [
+            ((waiting(0), waiting(1, 1.8)), False),
+            ((ODD,), False),  # a server that is idle
+            ((ODD, replace(ODD, rank=3)), True),
+            ((COMPUTING, replace(COMPUTING, rank=3)), False),
+            ((replace(waiting(0), ended="gone"),), False),
+        ],
+    )
+    def test_several_ranks_stand_still_or_one_waits(
+        self, ranks: tuple[RankActivity, ...], is_stalled: bool
+    ) -> None:
+        assert put_together([machine("a", *ranks)]).is_stalled(200) == is_stalled
 
     def test_a_rank_that_waits_for_a_key_is_no_odd_one(self) -> None:
         facts = ProcessFacts("sleeps", "poll() of a connection to 127.0.0.1 port 40213")
@@ -290,21 +303,6 @@ class TestStalls:
         awaited = {0: "default_pg/0//cpu//0/3"}
         work = put_together([machine("a", waiting(0), *others)], awaited)
         assert [each.ranks for each in work.odd] == [[3], [2]]
-
-    def test_a_server_that_is_idle_is_no_stall(self) -> None:
-        assert not put_together([machine("a", ODD)]).is_stalled(200)
-
-    def test_several_that_all_stand_still_are(self) -> None:
-        work = put_together([machine("a", ODD, replace(ODD, rank=3))])
-        assert work.is_stalled(200)
-        assert work.waiting_seconds == -1.0
-
-    def test_ranks_that_compute_in_one_long_call_are_none(self) -> None:
-        busy = replace(ODD, facts=ProcessFacts("runs", cores=0.98))
-        assert not put_together([machine("a", busy, replace(busy, rank=3))]).is_stalled(200)
-
-    def test_who_has_ended_does_not_wait(self) -> None:
-        assert not put_together([machine("a", replace(waiting(0), ended="gone"))]).is_stalled(200)
 
 
 class TestMovement:

@@ -22,7 +22,6 @@ from rallypoint.launch.handover import Handover
 from rallypoint.launch.reports import ACTIVITY, STALL, Reports
 from rallypoint.launch.stacks import movement, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.launch.stacks.flight_recorder import PIPES, read_recorders, with_pipes
 from rallypoint.launch.stacks.folding import fold
 from rallypoint.launch.stacks.frames import Dump
 from rallypoint.launch.stacks.grouping import JobActivity, put_together
@@ -38,7 +37,7 @@ from rallypoint.launch.stacks.system import (
     read_process,
     read_process_elsewhere,
 )
-from rallypoint.launch.stacks.tools import py_spy_program
+from rallypoint.launch.stacks.tools import PIPES, py_spy_program, read_recorders, with_pipes
 from rallypoint.launch.stacks.watching import StallWatch, StoreChannel, answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
 from rallypoint.watch.status.stacks import all_lines, rank_lines
@@ -151,17 +150,6 @@ def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
     awaited(lambda: "open() of " in read_process(child).facts.call)
     answer = request_stacks([StackRequest(sources["a child"], child, read_process(child))], SIGNALS)
     assert answer[child].stack[0].function == "in_child"
-
-
-def test_other_threads_are_told_as_well(ranks: Ranks) -> None:
-    source = ranks.start(
-        "import threading, time\ndef beside():\n    begun.set()\n    time.sleep(1000)\n"
-        "begun = threading.Event()\nthreading.Thread(target=beside, daemon=True).start()\nbegun.wait()\n"
-        "time.sleep(1000)\n"
-    )
-    dump = ranks.ask(source)[source.pid]
-    assert any(frame.function == "beside" for stack in dump.others for frame in stack)
-    assert fold(dump.stack).own[0].function == "<module>"
 
 
 LOCKS = {
@@ -627,18 +615,6 @@ def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: R
     awaited((tmp_path / "fifo.told").exists)
     awaited(lambda: any("__str__" in str(each.stack) for each in ranks.ask(source).values()))
     assert functions() == ["odd", "<module>"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("hurry")
-def test_it_is_said_before_a_time_out_strikes(ranks: Ranks) -> None:
-    join = "from rallypoint.launch.reports import report_joined\nreport_joined('', 0, 2, 2.0)"
-    ranks.start(f"{join}\n{COLLECTIVE}\nall_reduce()")
-    ranks.start("import time\ntime.sleep(1000)")
-    said: list[list[str]] = []
-    with sampled(ranks, 1000.0, said):
-        awaited(lambda: bool(said))
-    assert said[0][0].startswith("a time-out of 2.0 s is about to strike: 1 of 2 ranks waits in all_reduce")
 
 
 @pytest.mark.slow

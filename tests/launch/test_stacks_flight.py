@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.stacks.flight_dumps import as_lines, compare, rank_of_dump, read_dump
+from rallypoint.launch.stacks.flight_dumps import as_lines, compare, read_dump
 
 _FRAMES = [
     {"name": "all_reduce", "filename": "/venv/lib/python3.11/site-packages/torch/x.py", "line": 9},
@@ -112,14 +112,6 @@ def test_nothing_in_a_dump_is_obeyed_or_endless() -> None:
     told = "\n".join(_told(_dump(odd), _dump(_entry(7))))
     assert "\x1b" not in told
     assert len(told) < 3000
-
-
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [("nccl_trace_rank_12", 12), ("comm_lib_trace_rank_0.json", 0), ("rank0.log", None)],
-)
-def test_the_name_of_a_dump_tells_its_rank(name: str, rank: int | None) -> None:
-    assert rank_of_dump(name) == rank
 
 
 _RECORD = """

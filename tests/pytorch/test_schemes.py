@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from jobs import TRAIN, end_torch_stores, free_port, job, own_servers, patch_torch
-from rallypoint import HashStore, TCPStore
+from rallypoint import TCPStore
 from rallypoint.errors import UsageError
 from rallypoint.launch.environment import inject
 from rallypoint.pytorch.schemes import meet_at_file, meet_at_server
@@ -217,47 +217,3 @@ def test_a_group_that_is_made_again_at_an_agents_store_does_not_wait(monkeypatch
 def test_the_wrapper_has_every_public_name_of_torchs_store() -> None:
     theirs = {name for name in dir(dist.Store) if not name.startswith("_")}
     assert theirs - vars(PythonStore).keys() == {"timeout", "set_timeout"}  # which C++ keeps
-
-
-def test_the_wrapper_passes_everything_on() -> None:
-    store = PythonStore(HashStore())
-    store.set("a", "1")
-    store.multi_set(["b", "c"], ["2", "3"])
-    assert store.multi_get(["a", "b", "c"]) == [b"1", b"2", b"3"]
-    assert store.add("n", 5) == 5
-    assert store.compare_set("a", "1", "one") == b"one"
-    store.append("a", "!")
-    assert store.get("a") == b"one!"
-    store.queue_push("q", "x")
-    assert (store.queue_len("q"), store.queue_pop("q")) == (1, b"x")
-    assert store.check(["a"])
-    assert store.delete_key("a")
-    assert sorted(store.list_keys()) == ["b", "c", "n"]
-    assert store.num_keys() == store.getNumKeys() == 3
-    assert store.deleteKey("b")
-    store.set_timeout(_SHORT)
-    assert store.timeout == _SHORT
-    clone: Any = store.clone()
-    assert clone.get("c") == b"3"
-    assert store.has_extended_api()
-    store.wait(["c"])
-    store.barrier("here", 1)
-    assert repr(store).startswith("PythonStore(HashStore")
-    with pytest.raises(AttributeError):
-        _ = store.host
-
-
-def test_the_wrapper_serves_cpp() -> None:
-    prefixed = dist.PrefixStore("p", PythonStore(HashStore()))
-    prefixed.set("key", "value")
-    assert prefixed.get("key") == b"value"
-    assert prefixed.add("n", 2) == 2
-    assert prefixed.check(["key"])
-    prefixed.wait(["key"], _SHORT)
-    assert prefixed.delete_key("key")
-    assert prefixed.multi_get(["n"]) == [b"2"]
-    prefixed.multi_set(["x"], ["y"])
-    assert prefixed.get("x") == b"y"
-    assert prefixed.compare_set("x", "y", "z") == b"z"
-    prefixed.append("x", "!")
-    assert prefixed.get("x") == b"z!"

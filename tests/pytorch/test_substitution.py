@@ -86,49 +86,6 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _make_a_process_group_twice() -> None:
-    port = free_port()
-    url = f"tcp://127.0.0.1:{port}"
-    for _ in range(2):
-        dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
-        store = dist.distributed_c10d._get_default_store()
-        assert store.add("tries", 1) == 1
-        del store
-        assert _listens(port)
-        dist.destroy_process_group()
-        assert not _listens(port)
-
-
-def _meet_again(port: int, other: subprocess.Popen[bytes]) -> None:
-    assert other.stdin is not None
-    assert other.stdout is not None
-    for _ in range(3):
-        url = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=url, rank=0, world_size=2, timeout=3 * _LONG)
-        dist.all_reduce(torch.ones(1))
-        assert other.stdout.readline() == b"done\n"
-        other.stdin.write(b"leave\n")
-        dist.destroy_process_group()
-        assert not _listens(port)
-
-
-_OTHER_RANK = """
-import sys
-from datetime import timedelta
-
-import torch
-import torch.distributed as dist
-
-for _ in range(3):
-    url = f"tcp://127.0.0.1:{sys.argv[1]}"
-    dist.init_process_group("gloo", init_method=url, rank=1, world_size=2, timeout=timedelta(seconds=60))
-    dist.all_reduce(torch.ones(1))
-    print("done", flush=True)
-    sys.stdin.readline()  # a rank that goes would break the other's all_reduce
-    dist.destroy_process_group()
-"""
-
-
 def test_words_of_builds_are_known() -> None:
     assert (
         fault_in(RuntimeError("use_libuv was requested but PyTorch was build without libuv"))
@@ -136,6 +93,54 @@ def test_words_of_builds_are_known() -> None:
     )
     assert fault_in(RuntimeError("unmatched '}' in format string")) is Fault.BROKEN
     assert fault_in(RuntimeError("The client socket has timed out after 60s")) is None
+
+
+@pytest.mark.parametrize("build", ["without_libuv", "broken"])
+class TestAnyFaultyBuild:
+    @pytest.fixture(autouse=True)
+    def _faulty(self, build: str, request: pytest.FixtureRequest) -> None:
+        request.getfixturevalue(build)
+
+    def test_errors_have_torchs_types_and_words(self) -> None:
+        before = own_servers()
+        master = _master()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            for port in (master.port, other.getsockname()[1]):
+                with pytest.raises(dist.DistNetworkError, match=_IN_USE):
+                    _master(port)
+        words = "The client socket has timed out after 300ms while trying to connect to "
+        with pytest.raises(dist.DistNetworkError, match=words):
+            dist.TCPStore("127.0.0.1", free_port(), timeout=_SHORT)
+        with pytest.raises(dist.DistNetworkError, match=rf"{words}\(nobody.invalid, 0\)"):
+            dist.TCPStore("nobody.invalid", 0, is_master=True, timeout=_SHORT)
+        words = r"Timed out after 1 seconds waiting for clients. 1/3 clients joined. 1 of 3 workers .* 0.3 s"
+        with pytest.raises(dist.DistStoreError, match=words):
+            dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
+        until(lambda: len(own_servers() - before) == 1, "only the first master's server is left")
+        master.set_timeout(_SHORT)
+        with pytest.raises(dist.DistStoreError):
+            master.get("missing")
+
+    def test_a_worker_that_would_hold_the_agents_store_is_its_client(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with TCPStore("127.0.0.1", 0, is_master=True) as agents:
+            monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+            monkeypatch.setenv("MASTER_PORT", str(agents.port))
+            _master(agents.port, world_size=2).set("key", "value")
+            assert agents.get("key") == b"value"
+
+    def test_a_process_group_can_be_made_again(self) -> None:
+        port = free_port()
+        url = f"tcp://127.0.0.1:{port}"
+        for _ in range(2):
+            dist.init_process_group("gloo", init_method=url, rank=0, world_size=1, timeout=_LONG)
+            store = dist.distributed_c10d._get_default_store()
+            assert store.add("tries", 1) == 1
+            del store
+            assert _listens(port)
+            dist.destroy_process_group()
+            assert not _listens(port)
 
 
 @pytest.mark.usefixtures("without_libuv")
@@ -161,29 +166,8 @@ class TestWithoutLibuv:
         worker.join()
         assert len(stores) == 2
 
-    def test_a_master_whose_workers_stay_away_says_so_in_torchs_words(self) -> None:
-        before = own_servers()
-        words = r"Timed out after 1 seconds waiting for clients. 1/3 clients joined. 1 of 3 workers .* 0.3 s"
-        with pytest.raises(dist.DistStoreError, match=words):
-            dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
-        assert own_servers() <= before
-
     def test_a_master_need_not_wait_for_its_workers(self) -> None:
         assert dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT, wait_for_workers=False).port > 0
-
-    def test_a_port_in_use_raises_torchs_type(self) -> None:
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))
-            other.listen()
-            with pytest.raises(dist.DistNetworkError, match=_IN_USE):
-                _master(other.getsockname()[1])
-
-    def test_a_name_that_is_not_known_is_waited_for(self) -> None:
-        words = (
-            r"The client socket has timed out after 300ms while trying to connect to \(nobody.invalid, 0\)"
-        )
-        with pytest.raises(dist.DistNetworkError, match=words):
-            dist.TCPStore("nobody.invalid", 0, is_master=True, timeout=_SHORT)
 
     def test_a_short_time_out_is_not_for_its_own_server(self) -> None:
         master = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(milliseconds=1))
@@ -213,20 +197,6 @@ class TestWithoutLibuv:
         with pytest.raises(dist.DistStoreError):
             prefixed.queue_pop("queue", block=False)
 
-    def test_a_worker_that_would_hold_the_agents_store_is_its_client(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with TCPStore("127.0.0.1", 0, is_master=True) as agents:
-            monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-            monkeypatch.setenv("MASTER_PORT", str(agents.port))
-            _master(agents.port, world_size=2).set("key", "value")
-            assert agents.get("key") == b"value"
-
-    def test_a_port_of_this_process_is_in_use_as_well(self) -> None:
-        master = _master()
-        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
-            _master(master.port)
-
     def test_tenants_share_a_server(self) -> None:
         first = _master(multi_tenant=True)
         first.set("key", "value")
@@ -245,12 +215,6 @@ class TestWithoutLibuv:
         del clone
         gc.collect()
         until(lambda: server not in own_servers(), "the server ends")
-
-    def test_the_port_is_closed_when_the_store_is_gone(self) -> None:
-        master = _master()
-        port = master.port
-        del master
-        assert not _listens(port)
 
     def test_the_server_lives_while_only_cpp_holds_the_store(self) -> None:
         before = own_servers()
@@ -293,10 +257,6 @@ class TestWithoutLibuv:
         assert master.num_keys() >= 0
         assert own_servers() <= before
 
-    def test_wrong_arguments_are_type_errors(self) -> None:
-        with pytest.raises(TypeError):
-            dist.TCPStore("127.0.0.1", 1, nonsense=True)
-
     @pytest.mark.parametrize("use_libuv", ["0", "1"])
     def test_the_backend_follows_the_variable(self, use_libuv: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("USE_LIBUV", use_libuv)
@@ -311,27 +271,6 @@ class TestWithoutLibuv:
         monkeypatch.setenv("RALLYPOINT_PATCH", "never")
         with pytest.raises(dist.DistStoreError, match="without libuv"):
             _master()
-
-    def test_a_process_group_can_be_made_again(self) -> None:
-        _make_a_process_group_twice()
-
-    def test_a_process_group_of_two_can_be_made_again(self, tmp_path: Path) -> None:
-        port = free_port()
-        script = tmp_path / "other.py"
-        script.write_text(_OTHER_RANK)
-        with subprocess.Popen(
-            [sys.executable, str(script), str(port)],
-            env=inject(_simulated("no-libuv")),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        ) as other:
-            try:
-                _meet_again(port, other)
-            except BaseException:
-                other.kill()
-                raise
-        assert other.returncode == 0
 
 
 def test_a_store_of_rally_is_whole_where_the_constructor_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,35 +302,6 @@ class TestBroken:
         monkeypatch.setenv("RALLYPOINT_CLIENT", "torch")
         with pytest.raises(dist.DistNetworkError, match="Unknown error"):
             _master()
-
-    def test_errors_have_torchs_types(self) -> None:
-        master = _master()
-        master.set_timeout(_SHORT)
-        with pytest.raises(dist.DistStoreError):
-            master.get("missing")
-        with pytest.raises(dist.DistNetworkError, match=_IN_USE):
-            _master(master.port)
-        words = "The client socket has timed out after 300ms while trying to connect to "
-        with pytest.raises(dist.DistNetworkError, match=words):
-            dist.TCPStore("127.0.0.1", free_port(), timeout=_SHORT)
-        with pytest.raises(dist.DistNetworkError, match=words):
-            dist.TCPStore("127.0.0.1", 0, timeout=_SHORT)
-        with pytest.raises(dist.DistNetworkError, match=words):
-            dist.TCPStore("nobody.invalid", 0, is_master=True, timeout=_SHORT)
-        with pytest.raises(dist.DistStoreError, match=r"1 seconds waiting for clients. 1/3 clients"):
-            dist.TCPStore("127.0.0.1", 0, 3, True, _SHORT)
-
-    def test_a_worker_that_would_hold_the_agents_store_is_its_client(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        agents = _master()
-        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-        monkeypatch.setenv("MASTER_PORT", str(agents.port))
-        _master(agents.port, world_size=2).set("key", "value")
-        assert agents.get("key") == b"value"
-
-    def test_a_process_group_can_be_made_again(self) -> None:
-        _make_a_process_group_twice()
 
     def test_a_process_group_that_fails_leaves_no_server(self) -> None:
         port = free_port()
@@ -498,7 +408,7 @@ import torch.multiprocessing as mp
 
 def work(rank, port, leaving):
     url = f"tcp://127.0.0.1:{port}"
-    for _ in range(15):
+    for _ in range(int(sys.argv[2])):
         dist.init_process_group(
             "gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=60)
         )
@@ -511,22 +421,24 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "switches",
+    ("switches", "rounds"),
     [
-        pytest.param({"RALLYPOINT_SIMULATE": "no-libuv"}, id="refusing"),
-        pytest.param({"RALLYPOINT_PATCH": "always"}, id="always"),
-        pytest.param({"RALLYPOINT_CLIENT": "python"}, id="python"),
-        pytest.param({}, id="torch"),
+        pytest.param({"RALLYPOINT_SIMULATE": "no-libuv"}, 3, id="quick"),
+        pytest.param({"RALLYPOINT_SIMULATE": "no-libuv"}, 15, id="refusing", marks=pytest.mark.slow),
+        pytest.param({"RALLYPOINT_PATCH": "always"}, 15, id="always", marks=pytest.mark.slow),
+        pytest.param({"RALLYPOINT_CLIENT": "python"}, 15, id="python", marks=pytest.mark.slow),
+        pytest.param({}, 15, id="torch", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_group_of_two_can_be_made_again_and_again(switches: dict[str, str], tmp_path: Path) -> None:
+def test_a_process_group_of_two_can_be_made_again_and_again(
+    switches: dict[str, str], rounds: int, tmp_path: Path
+) -> None:
     """On the same port, again and again, though one rank is always the quicker one."""
     environ = inject(put_on_path(os.environ, SIMULATION) if "RALLYPOINT_SIMULATE" in switches else os.environ)
     environ |= {"OMP_NUM_THREADS": "1", **switches}
-    done = _run(_LOOP, environ, tmp_path, str(free_port()), seconds=280)
+    done = _run(_LOOP, environ, tmp_path, str(free_port()), str(rounds), seconds=280)
     assert done.returncode == 0, done.stderr
 
 

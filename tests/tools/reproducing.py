@@ -3,294 +3,176 @@
     python tests/tools/reproducing.py FOLDER CASE...
 
 One process imports torch, which takes seconds, and forks the rest, which takes milliseconds. Each case has a
-leader, that sets the stage (a port that is held, a name server that says nothing), and ranks, whose output
-goes to FOLDER/CASE/rank-N.log. All cases run at the same time, since most of them only wait for a time-out.
-When a case is over, a line on standard output tells the facts that an explanation of its log should tell.
+leader, that sets the stage (a port that is held, say), and ranks, whose output goes to
+FOLDER/CASE/rank-N.log. All cases run at the same time, since most of them only wait for a time-out. Linux
+ends a child with its parent, so nothing outlives this program. When a case is over, a line on standard output
+tells the facts that an explanation of its log should tell.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-import shutil
+import resource
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.nn import Linear, Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
-import failing_scripts
-from joining import LONG, LOOPBACK, SHORT, init, init_by_file
+from rallypoint.diagnose.verify import SIMULATION
 from rallypoint.pytorch.peers import ask_no_name_server
-from staging import (
-    Case,
-    ImpossibleError,
-    Rank,
-    Stage,
-    bind,
-    cases_in,
-    enter_namespaces,
-    fork,
-    listen,
-    listen_below,
-    mount_over,
-    run,
-    start,
-    wait_for,
-)
 
-_ELSEWHERE = "10.9.9.9"
-_EPHEMERAL = 32_768
-_NOBODY = 65_534
-_CHECK = 5, 3_891_110_078_061_282_660
-"""A request that asks for more keys than there can be."""
+_LOOPBACK = "127.0.0.1"
+_SHORT = timedelta(seconds=1)
+_LONG = timedelta(seconds=20)
+_DEADLINE_SECONDS = 120
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+Rank = Callable[[], object]
 
 
-# The store's port ------------------------------------------------------------------------------------------
+class ImpossibleError(Exception):
+    """The case cannot be brought about here."""
+
+
+@dataclass
+class Stage:
+    """The ranks of a case, and what an explanation should tell of it."""
+
+    ranks: list[Rank]
+    facts: dict[str, str] = field(default_factory=dict)
+    held: list[socket.socket] = field(default_factory=list)
+    """What has to stay open until the ranks have ended."""
+
+
+Case = Callable[[Path], Stage]
+"""Sets the stage, in a folder of its own; ImpossibleError if it cannot."""
+
+
+def _bound() -> socket.socket:
+    """A port that is nobody else's, and refuses connections."""
+    held = socket.socket()
+    held.bind(("", 0))
+    return held
+
+
+def _listening() -> socket.socket:
+    """A port that is taken."""
+    held = _bound()
+    held.listen()
+    return held
+
+
+def _variables(rank: int, world_size: int, port: int, host: str) -> dict[str, str]:
+    """What a launcher tells a rank."""
+    place = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), **place}
+
+
+def _init(rank: int, world_size: int, port: int, host: str = _LOOPBACK) -> None:
+    """By env://, with little patience."""
+    os.environ.update(_variables(rank, world_size, port, host))
+    dist.init_process_group("gloo", timeout=_SHORT)
+
+
+def _init_by_file(folder: Path, rank: int, size: int, timeout: timedelta, backend: str = "gloo") -> None:
+    """By file://, which needs no port."""
+    url = f"file://{folder}/store"
+    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=timeout)
+
+
+# The store and its port ------------------------------------------------------------------------------------
 
 
 def port_in_use(folder: Path) -> Stage:
-    held = listen_below(_EPHEMERAL)
+    held = _listening()
     port = held.getsockname()[1]
-    return Stage([lambda: init(0, 2, port)], {"port": str(port)}, [held])
-
-
-def port_in_ephemeral_range(folder: Path) -> Stage:
-    held = listen()
-    port = held.getsockname()[1]
-    if port < _EPHEMERAL:
-        raise ImpossibleError(f"the system gives ports below {_EPHEMERAL} to connections")
-    return Stage([lambda: init(0, 2, port)], {"port": str(port)}, [held])
-
-
-def port_not_permitted(folder: Path) -> Stage:
-    first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
-    if first <= 1:
-        raise ImpossibleError("every port may be used here")
-    port = first - 1
-
-    def bind_as_nobody() -> None:
-        if os.geteuid() == 0:
-            os.setuid(_NOBODY)
-        init(0, 1, port)
-
-    return Stage([bind_as_nobody], {"port": str(port)})
+    return Stage([lambda: _init(0, 2, port)], {"port": str(port)}, [held])
 
 
 def port_out_of_range(folder: Path) -> Stage:
-    return Stage([lambda: init(0, 1, 70_000)], {"port": "70000"})
-
-
-def port_is_text(folder: Path) -> Stage:
-    return Stage([lambda: dist.TCPStore(LOOPBACK, "29500", 1, True)])
-
-
-def port_not_a_number(folder: Path) -> Stage:
-    return Stage([lambda: init(0, 1, "banana")], {"value": "banana"})
+    return Stage([lambda: _init(0, 1, 70_000)], {"port": "70000"})
 
 
 def wrong_port(folder: Path) -> Stage:
     """A port that is bound, but not listened on: it refuses, and nobody else can have it."""
-    held = bind()
+    held = _bound()
     port = held.getsockname()[1]
-    ranks: list[Rank] = [lambda: init(0, 2, 0), lambda: init(1, 2, port)]
-    return Stage(ranks, {"host": LOOPBACK, "port": str(port)}, [held])
+    ranks: list[Rank] = [lambda: _init(0, 2, 0), lambda: _init(1, 2, port)]
+    return Stage(ranks, {"host": _LOOPBACK, "port": str(port)}, [held])
 
 
 def nobody_listens(folder: Path) -> Stage:
-    held = bind()
+    held = _bound()
     port = held.getsockname()[1]
-    return Stage([lambda: init(1, 2, port)], {"host": LOOPBACK, "port": str(port)}, [held])
+    return Stage([lambda: _init(1, 2, port)], {"host": _LOOPBACK, "port": str(port)}, [held])
 
 
 def ranks_missing(folder: Path) -> Stage:
-    return Stage([lambda: init(0, 3, 0)], {"joined": "1", "expected": "3"})
+    return Stage([lambda: _init(0, 3, 0)], {"joined": "1", "expected": "3"})
 
 
 def not_a_store(folder: Path) -> Stage:
     """Something listens on the port, and answers in a language of its own."""
-    held = listen()
+    held = _listening()
     port = held.getsockname()[1]
     threading.Thread(target=_answer_all, args=(held,), daemon=True).start()
-    return Stage([lambda: init(1, 2, port)], {"host": LOOPBACK, "port": str(port)}, [held])
-
-
-def foreign_bytes(folder: Path) -> Stage:
-    """On the connection of a rank, which loses the store by that: a stranger's own would harm nobody."""
-
-    def speak_another_language() -> None:
-        store = dist.TCPStore(LOOPBACK, 0, 1, True, timeout=SHORT)
-        _connection_to(store.port).sendall(struct.pack("<BQ", *_CHECK))
-        store.get("never")
-
-    return Stage([speak_another_language], {"keys": str(_CHECK[-1])})
-
-
-def _connection_to(port: int) -> socket.socket:
-    """That which torch has made in this process."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            connection = socket.socket(fileno=os.dup(int(name)))
-            address = connection.getpeername()
-        except OSError:
-            continue  # it is no connection
-        if connection.family in (socket.AF_INET, socket.AF_INET6) and address[1] == port:
-            return connection
-    raise LookupError(port)
+    return Stage([lambda: _init(1, 2, port)], {"host": _LOOPBACK, "port": str(port)}, [held])
 
 
 def store_killed(folder: Path) -> Stage:
     reading, writing = os.pipe()
 
     def hold_store() -> None:
-        store = dist.TCPStore(LOOPBACK, 0, None, True, timeout=LONG)
+        store = dist.TCPStore(_LOOPBACK, 0, None, True, timeout=_LONG)
         os.write(writing, struct.pack("<H", store.port))
         store.wait(["come"])
         os.kill(os.getpid(), signal.SIGKILL)
 
     def use_store() -> None:
         (port,) = struct.unpack("<H", os.read(reading, 2))
-        store = dist.TCPStore(LOOPBACK, port, None, False, timeout=LONG)
+        store = dist.TCPStore(_LOOPBACK, port, None, False, timeout=_LONG)
         store.set("come", "")
         store.get("never")
 
     return Stage([hold_store, use_store])
 
 
-# Names -----------------------------------------------------------------------------------------------------
-
-
 def name_not_resolved(folder: Path) -> Stage:
     host = "no-such-host.invalid"
-    return Stage([lambda: init(1, 2, 1, host)], {"host": host, "port": "1"})
-
-
-def name_server_silent(folder: Path) -> Stage:
-    host = "node-a.cluster"
-    silent = _silence_name_server(folder)
-    return Stage([lambda: init(1, 2, 1, host)], {"host": host}, [silent], asks_names=True)
-
-
-def reverse_lookup_stalls(folder: Path) -> Stage:
-    silent = _silence_name_server(folder)
-    return Stage([lambda: init(0, 1, 0)], held=[silent], asks_names=True)
-
-
-def name_late(folder: Path) -> Stage:
-    """A name that nobody knows when a rank first asks for it, as of a pod that has just begun: no failure."""
-    enter_namespaces()
-    hosts = folder / "hosts"
-    _mount_etc(folder, {"hosts": "127.0.0.1 localhost\n", "nsswitch.conf": "hosts: files\n"})
-    reading, writing = os.pipe()
-
-    def serve() -> None:
-        store = dist.TCPStore(LOOPBACK, 0, None, True, timeout=LONG)
-        os.write(writing, struct.pack("<H", store.port))
-        asked = folder / "rank-1.log"
-        while not (asked.exists() and "cannot be retrieved" in asked.read_text()):
-            time.sleep(0.05)
-        with hosts.open("a") as file:
-            file.write("127.0.0.1 late-pod\n")
-        store.wait(["come"])
-
-    def come() -> None:
-        (port,) = struct.unpack("<H", os.read(reading, 2))
-        dist.TCPStore("late-pod", port, None, False, timeout=LONG).set("come", "")
-
-    return Stage([serve, come])
-
-
-def network_unreachable(folder: Path) -> Stage:
-    enter_namespaces()
-    return Stage([lambda: init(1, 2, 1, _ELSEWHERE)], {"host": _ELSEWHERE, "port": "1"})
-
-
-def no_route_to_host(folder: Path) -> Stage:
-    enter_namespaces()
-    if shutil.which("ip") is None:
-        raise ImpossibleError("there is no ip command")
-    if subprocess.run(["ip", "route", "add", "unreachable", _ELSEWHERE]).returncode != 0:
-        raise ImpossibleError("a route cannot be made here")
-    return Stage([lambda: init(1, 2, 1, _ELSEWHERE)], {"host": _ELSEWHERE, "port": "1"})
-
-
-def _mount_etc(folder: Path, contents: Mapping[str, str]) -> None:
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-        mount_over(folder / name, Path("/etc") / name)
-
-
-def _silence_name_server(folder: Path) -> socket.socket:
-    """A name server that hears the question and says nothing; and a hosts file that does not know 127.0.0.1.
-
-    In a network and a file system of this case's own, so that the rest of the machine goes on resolving.
-    """
-    enter_namespaces()
-    contents = {
-        "resolv.conf": "nameserver 127.0.0.9\noptions timeout:2 attempts:1\n",
-        "hosts": "127.0.0.2 localhost\n",
-        "nsswitch.conf": "hosts: files dns\n",
-    }
-    _mount_etc(folder, contents)
-    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    silent.bind(("127.0.0.9", 53))
-    return silent
-
-
-# Keys and files --------------------------------------------------------------------------------------------
+    return Stage([lambda: _init(1, 2, 1, host)], {"host": host, "port": "1"})
 
 
 def missing_key(folder: Path) -> Stage:
     def wait_for_key() -> None:
-        dist.TCPStore(LOOPBACK, 0, 1, True, timeout=SHORT).get("checkpoint")
+        dist.TCPStore(_LOOPBACK, 0, 1, True, timeout=_SHORT).get("checkpoint")
 
     return Stage([wait_for_key], {"keys": "/checkpoint", "time": "1000ms"})
 
 
-def gloo_rank_missing(folder: Path) -> Stage:
-    """The store is there, and rank 1 comes; but it never says where gloo can reach it."""
-    reading, writing = os.pipe()
-
-    def come() -> None:
-        store = dist.TCPStore(LOOPBACK, 0, None, True, timeout=SHORT)
-        os.write(writing, b"x")
-        dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=SHORT)
-
-    return Stage([come, lambda: os.read(reading, 1)], {"rank": "1"})
-
-
-def missing_rank_of_file(folder: Path) -> Stage:
-    return Stage([lambda: init_by_file(folder, 0, 2, SHORT)])
-
-
-def stale_file(folder: Path) -> Stage:
-    """Two ranks of a run of three came and died; the two of the next run use the same file."""
-    path = str(folder / "store")
-
-    def come(rank: int, world_size: int) -> None:
-        store = dist.FileStore(path, -1)
-        store.set_timeout(LONG)
-        _shorten_waits()
-        soon = timedelta(milliseconds=1)
-        distributed_c10d._store_based_barrier(rank, store, "default_pg", world_size, soon, soon)
-
-    def come_again() -> None:
-        for rank in range(2):
-            run(partial(come, rank, 3), folder / f"earlier-{rank}.log")
-        come(0, 2)
-
-    return Stage([come_again], {"joined": "3", "expected": "2"})
+def _answer_all(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        connection.recv(64)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        connection.close()
 
 
 # Ranks that fail -------------------------------------------------------------------------------------------
@@ -298,7 +180,7 @@ def stale_file(folder: Path) -> Stage:
 
 def _one_rank_fails(folder: Path, fail: Rank) -> Stage:
     def work(rank: int) -> None:
-        init_by_file(folder, rank, 2, LONG)
+        _init_by_file(folder, rank, 2, _LONG)
         dist.barrier()  # so that both have come
         if rank == 1:
             fail()
@@ -322,14 +204,14 @@ def rank_late(folder: Path) -> Stage:
     reading, writing = os.pipe()
 
     def reduce() -> None:
-        init_by_file(folder, 0, 2, SHORT)
+        _init_by_file(folder, 0, 2, _SHORT)
         try:
             dist.all_reduce(torch.ones(1))
         finally:
             os.write(writing, b"x")
 
     def come_late() -> None:
-        init_by_file(folder, 1, 2, SHORT)
+        _init_by_file(folder, 1, 2, _SHORT)
         os.read(reading, 1)  # until the other one has given up
 
     return Stage([reduce, come_late], {"ms": "1000"})
@@ -337,36 +219,120 @@ def rank_late(folder: Path) -> Stage:
 
 def monitored_barrier(folder: Path) -> Stage:
     def work(rank: int) -> None:
-        init_by_file(folder, rank, 3, LONG)
+        _init_by_file(folder, rank, 3, _LONG)
         if rank == 2:
             dist.barrier()  # which the others never call
-        dist.monitored_barrier(timeout=SHORT)
+        dist.monitored_barrier(timeout=_SHORT)
 
     return Stage([lambda: work(0), lambda: work(1), lambda: work(2)], {"ranks": "2", "ms": "1000"})
 
 
-def _shorten_waits() -> None:
-    """torch looks at its barrier after ten seconds for the first time: here, after a fiftieth of that."""
-    distributed_c10d.timedelta = lambda seconds: timedelta(seconds=seconds / 50)
+# Scripts, settings and machines that are wrong -------------------------------------------------------------
 
 
-def _answer_all(listener: socket.socket) -> None:
-    while True:
-        connection, _ = listener.accept()
-        connection.recv(64)
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-        connection.close()
+def variable_missing(folder: Path) -> Stage:
+    return Stage([lambda: dist.init_process_group("gloo")], {"name": "RANK"})
+
+
+def no_rendezvous_handler(folder: Path) -> Stage:
+    return Stage([lambda: dist.init_process_group("gloo", init_method="moon://")], {"scheme": "moon"})
+
+
+def unknown_backend(folder: Path) -> Stage:
+    return Stage([lambda: _init_by_file(folder, 0, 1, _LONG, "semaphore")], {"backend": "semaphore"})
+
+
+def nccl_not_built_in(folder: Path) -> Stage:
+    if dist.is_nccl_available():
+        raise ImpossibleError("this torch has NCCL")
+    return Stage([lambda: _init_by_file(folder, 0, 1, _LONG, "nccl")])
+
+
+def gloo_interface_missing(folder: Path) -> Stage:
+    def choose_interface() -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "moon0"
+        _init_by_file(folder, 0, 1, _LONG)
+
+    return Stage([choose_interface], {"interface": "moon0"})
+
+
+def too_many_open_files(folder: Path) -> Stage:
+    """All files that the rank may open are in use: then torch can open none, however many it would take."""
+    held = _listening()
+
+    def connect_without_files() -> None:
+        free = os.dup(1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 8, free + 8))
+        with suppress(OSError):
+            while True:
+                os.dup(1)
+        dist.TCPStore(_LOOPBACK, held.getsockname()[1], None, False, timeout=_SHORT)
+
+    return Stage([connect_without_files], held=[held])
+
+
+def tensor_too_large(folder: Path) -> Stage:
+    return Stage([lambda: torch.empty(1 << 50, dtype=torch.uint8)], {"bytes": str(1 << 50)})
+
+
+def dataloader_worker_killed(folder: Path) -> Stage:
+    class Deadly(Dataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Stage([lambda: list(DataLoader(Deadly(), num_workers=1))])
+
+
+def ddp_models_differ(folder: Path) -> Stage:
+    def wrap(rank: int) -> None:
+        _init_by_file(folder, rank, 2, _LONG)
+        DistributedDataParallel(Linear(2 + rank, 3))
+
+    return Stage([lambda: wrap(0), lambda: wrap(1)], {"index": "0", "sizes": "[3, 3]"})
+
+
+def ddp_unused_parameters(folder: Path) -> Stage:
+    class Wasteful(Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = Linear(2, 2), Linear(2, 2)
+
+        def forward(self, batch: Any) -> Any:
+            return self.used(batch)
+
+    def train() -> None:
+        _init_by_file(folder, 0, 1, _LONG)
+        model = DistributedDataParallel(Wasteful())
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+
+    return Stage([train])
+
+
+def no_libuv(folder: Path) -> Stage:
+    """A whole process: it is the import of torch that is changed."""
+    script = "import torch.distributed as dist; dist.init_process_group('gloo')"
+    simulation = {"PYTHONPATH": str(SIMULATION), "RALLYPOINT_SIMULATE": "no-libuv"}
+    environ = {**os.environ, **simulation, **_variables(0, 1, 0, _LOOPBACK)}
+    return Stage([lambda: os.execve(sys.executable, [sys.executable, "-c", script], environ)])
 
 
 # All of them ------------------------------------------------------------------------------------------------
 
 
-CASES: Mapping[str, Case] = cases_in(sys.modules[__name__]) | cases_in(failing_scripts)
+CASES: Mapping[str, Case] = {
+    name: each
+    for name, each in vars(sys.modules[__name__]).items()
+    if not name.startswith("_") and getattr(each, "__annotations__", {}).get("return") == "Stage"
+}
 
 
 def main(folder: Path, names: list[str]) -> None:
     """Run the cases, all at once; a line for each that is over."""
-    leaders = {fork(partial(_lead, folder / name, CASES[name])): name for name in names}
+    leaders = {_fork(partial(_lead, folder / name, CASES[name])): name for name in names}
     while leaders:
         pid, status = os.wait()
         name = leaders.pop(pid)
@@ -384,23 +350,48 @@ def _lead(folder: Path, case: Case) -> None:
     except ImpossibleError as reason:
         told = {"impossible": str(reason)}
     else:
-        pids = [
-            start(_actor(stage, rank), folder / f"rank-{number}.log")
-            for number, rank in enumerate(stage.ranks)
-        ]
-        told = {"facts": stage.facts, "codes": [wait_for(pid) for pid in pids]}
+        logs = (folder / f"rank-{number}.log" for number in range(len(stage.ranks)))
+        pids = [_fork(partial(_act, rank, log)) for rank, log in zip(stage.ranks, logs, strict=True)]
+        for pid in pids:
+            os.waitpid(pid, 0)
+        told = {"facts": stage.facts}
     (folder / "outcome.json").write_text(json.dumps(told))
 
 
-def _actor(stage: Stage, rank: Rank) -> Rank:
-    """What a rank does. A name server that is slow today is to be in no log but the one that is about it."""
+def _act(rank: Rank, log: Path) -> None:
+    """What a rank does; its log is to have nothing of a name server that is slow today."""
+    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    ask_no_name_server()
+    rank()
 
-    def act() -> None:
-        if not stage.asks_names:
-            ask_no_name_server()
-        rank()
 
-    return act
+def _fork(work: Rank) -> int:
+    """A process that does this, and ends with its parent, or after a while."""
+    parent = os.getpid()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _live(parent, work)
+    return pid
+
+
+def _live(parent: int, work: Rank) -> NoReturn:
+    code = 1
+    try:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.alarm(_DEADLINE_SECONDS)
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

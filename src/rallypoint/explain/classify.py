@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 from rallypoint.exits import signal_number
@@ -59,28 +58,19 @@ class Class:
         return None if found is None or any(each.search(text) for each in self._unless) else found
 
 
-class Table:
-    """The whole table."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.classes = [Class(row) for row in document["class"]]
-        self.exceptions = [Class(row) for row in document["exceptions"]]
-        self.denials = [re.compile(each) for each in document["denials"]["patterns"]]
-        wanted = [each for each in self.classes if each.kind in (*FAILURES, Kind.RESTART)]
-        self.failures = [pattern for each in wanted for pattern in each.patterns]
-        """Those of lines that may speak of a failure or of a new start."""
-
-
-@cache
-def table() -> Table:
-    """The table of classes.toml."""
-    return Table(load("classes.toml"))
+_CLASSES: Final = [Class(row) for row in load("classes.toml")["class"]]
+_EXCEPTIONS: Final = [Class(row) for row in load("classes.toml")["exceptions"]]
+_DENIALS: Final = [re.compile(each) for each in load("classes.toml")["denials"]["patterns"]]
+FAILURE_PATTERNS: Final = [
+    pattern for each in _CLASSES if each.kind in (*FAILURES, Kind.RESTART) for pattern in each.patterns
+]
+"""Those of lines that may speak of a failure or of a new start."""
 
 
 def classify(text: str) -> Found | None:
     """The class of a line without its prefixes; None for an ordinary line."""
     text = without_denials(text[:LONGEST])
-    for each in table().classes:
+    for each in _CLASSES:
         if found := each.search(text):
             code = _code_of(found, each.kind)
             return Found(each.name, each.kind, code, _FATAL.match(text) is not None, each.loud)
@@ -89,7 +79,7 @@ def classify(text: str) -> Found | None:
 
 def without_denials(text: str) -> str:
     """A line without words of failure that deny one or only name one."""
-    for pattern in table().denials:
+    for pattern in _DENIALS:
         text = pattern.sub("_", text)
     return text
 
@@ -97,7 +87,7 @@ def without_denials(text: str) -> str:
 def class_of(raised: Raised) -> str:
     """wrapper or follower, where an exception's own text shows that; otherwise empty."""
     text = f"{raised.name}: {raised.message}"[:LONGEST]
-    return next((each.name for each in table().exceptions if each.search(text)), "")
+    return next((each.name for each in _EXCEPTIONS if each.search(text)), "")
 
 
 def _code_of(found: re.Match[str], kind: Kind | None) -> int | None:

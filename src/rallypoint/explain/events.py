@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rallypoint.frames import Frame, is_library_file
+
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
+_INSTALLED: Final = re.compile(r"^<|[/\\](?:bin|Lib)[/\\]")
+"""Besides libraries: programs that are installed, and the library of Windows' Python."""
 
 
 class Kind(enum.Enum):
@@ -55,31 +59,6 @@ PROCESS_GONE: Final = (Kind.KILLED, Kind.ENDED)
 MILD: Final = ("debug", "info", "warning")
 """Levels at which nothing ends a process."""
 WORK: Final = frozenset((Kind.STEP, Kind.ANSWER, Kind.READY, Kind.DONE, Kind.RESULT))
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A frame of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    source: str = ""
-
-    @property
-    def is_users(self) -> bool:
-        """Whether it is neither Python's own nor an installed package's."""
-        path = self.file.replace("\\", "/")
-        return not (
-            "-packages/" in path
-            or "/bin/" in path
-            or path.startswith("<")
-            or "/lib/python3" in path
-            or "/Lib/" in path
-        )
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}, in {self.function}" if self.function else f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +105,8 @@ class Raised:
     @property
     def users_frame(self) -> Frame | None:
         """The innermost frame of the user's own code; without one, None."""
-        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
+        own = (each for each in self.frames[::-1] if not _INSTALLED.search(each.file))
+        return next((each for each in own if not is_library_file(each.file)), None)
 
     @property
     def place(self) -> Frame | None:
@@ -226,8 +206,6 @@ class Event:
     """The line says itself that the process ends with it."""
     loud: bool = True
     """The line states an error, and does not only have the words of one."""
-    count: int = 1
-    """How many such lines there were, with this one."""
 
     @property
     def is_failure(self) -> bool:
@@ -276,16 +254,19 @@ class Log:
 
 
 class History:
-    """The events of all logs, with the questions that the rules ask."""
+    """The events of all logs, indexed for the rules."""
 
     def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
-        self.events = events
         self.logs = logs
         self.failures = [each for each in events if each.is_failure]
+        serious = (each.turn for each in self.failures if each.level not in MILD)
+        self.last_failed = max(serious, default=(0, 0))
+        """The last turn with a failure that is more than a warning."""
+        self.last_worked = max((each.turn for each in events if each.is_work), default=(0, 0))
+        """The last turn that shows work."""
         self._work: dict[int, list[Event]] = {}
         self._by_kind: dict[tuple[int, int, Kind], list[Event]] = {}
         self._last_gone: dict[int, int] = {}
-        self._later: dict[tuple[int, int], list[Event]] = {}
         for each in events:
             self._by_kind.setdefault((each.log, each.run, each.kind), []).append(each)
             if each.is_work or each.kind is Kind.BEGIN:
@@ -306,12 +287,6 @@ class History:
     def is_lost_after(self, event: Event) -> bool:
         """Whether a process is reported gone after a failure."""
         return self._last_gone.get(event.log, 0) > event.line
-
-    def later_attempts(self, event: Event) -> list[Event]:
-        """What happened in later attempts and runs."""
-        if event.turn not in self._later:
-            self._later[event.turn] = [each for each in self.events if each.turn > event.turn]
-        return self._later[event.turn]
 
     def work_before(self, event: Event) -> list[Event]:
         """The work that the log shows before an event, in its run."""
@@ -346,7 +321,7 @@ class History:
 
 _NEAR: Final = 2
 _ENOUGH: Final = 100
-"""So many lines of work before or after an event are looked at."""
+"""So many lines of work before or after an event count."""
 _COUNTERS: Final = re.compile(
     r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
     r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(?<!\d{4}/)(?!\d{4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"

@@ -57,9 +57,8 @@ class Knowledge:
             _entry(role, values, phrases) for role in ROLES for values in document.get(role, ())
         )
         speakers = document["speaker"]
-        self.names = frozenset(speakers)
         for entry in self.entries:
-            if unknown := (entry.by | entry.heard) - self.names:
+            if unknown := (entry.by | entry.heard) - speakers.keys():
                 raise ValueError(f"{entry.id} names speakers without a table: {', '.join(sorted(unknown))}")
         self.launchers = frozenset(name for name in speakers if speakers[name].get("launcher"))
         self._remedies = {f"@{name}": texts for name, texts in document.get("remedy", {}).items()}
@@ -82,7 +81,8 @@ class Knowledge:
         for entry, found in self._entries.search(text):
             fits = not entry.heard or heard is None or entry.heard & heard
             if fits and (not entry.by or entry.by & (speakers | self.speakers(text))):
-                return Match(entry, _facts(found))
+                facts = {name: each[:_LONGEST_FACT] for name, each in found.groupdict().items() if each}
+                return Match(entry, facts)
         return None
 
     def steps(self, entry: Entry, facts: Mapping[str, str], launcher: str = "") -> list[str]:
@@ -119,7 +119,3 @@ def _entry(role: str, values: Mapping[str, Any], phrases: Mapping[str, str]) -> 
 
 def _compiled(patterns: Iterable[str], phrases: Mapping[str, str]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(_PHRASE.sub(lambda name: phrases[name[1]], each)) for each in patterns)
-
-
-def _facts(found: re.Match[str]) -> dict[str, str]:
-    return {name: value[:_LONGEST_FACT] for name, value in found.groupdict().items() if value}

@@ -114,7 +114,8 @@ class Prefixes:
         found: list[tuple[Row, dict[str, str]]] = []
         while len(found) < _MOST_PREFIXES and (new := self._find(text)):
             prefix, match = new
-            found.append((prefix, _groups(match)))
+            groups = {name.rstrip("0123456789"): each for name, each in match.groupdict().items() if each}
+            found.append((prefix, groups))
             text = text[match.end() :]
         return self._line(text, found)
 
@@ -174,10 +175,6 @@ def _zone(text: str) -> int:
     digits = text[1:].replace(":", "")
     ahead = int(digits[:2]) * 3600 + int(digits[2:]) * 60 if digits else 0
     return -ahead if text[:1] == "-" else ahead
-
-
-def _groups(match: re.Match[str]) -> dict[str, str]:
-    return {name.rstrip("0123456789"): text for name, text in match.groupdict().items() if text}
 
 
 def _process(told: dict[str, str]) -> Process:

@@ -167,8 +167,7 @@ def _rows(events: Iterable[Event], found: Explanation | None = None) -> list[str
         by_title.setdefault(excerpt(title, 120), []).append(event)
     rows = []
     for title, group in sorted(by_title.items(), key=lambda item: -len({each.process for each in item[1]})):
-        times = sum(each.count for each in group)
-        often = f"{times:,} times" if times > 1 else ""
+        often = f"{len(group):,} times" if len(group) > 1 else ""
         place = _in_log(found, group[0], None, 40) if found is not None else ""
         told = filter(None, (_who([each.process for each in group]), often, place))
         rows.append(f"{title} ({', '.join(told)})".removesuffix(" ()"))
@@ -302,7 +301,9 @@ def _event_json(found: Explanation, event: Event, root: Raised | None = None) ->
         "log": found.logs[event.log].name if event.log != LAUNCHER else None,
         "line": _line(found, event, root),
         **asdict(event.process),
-        **_picked(event, "text", "time", "level", "attempt", "code", "first", "count", "role"),
+        **_picked(event, "text", "time", "level", "attempt", "code", "first"),
+        "count": 1,
+        "role": event.role,
         "id": match.entry.id if match else None,
         "facts": match.facts if match else {},
         "sources": list(match.entry.sources) if match else [],

@@ -78,7 +78,7 @@ class OwnReports:
         """Whether the next line may belong to a report."""
         return self._event is not None
 
-    def take(self, line: Line, number: int) -> tuple[bool, list[Event]]:
+    def read(self, line: Line, number: int) -> tuple[bool, list[Event]]:
         """Whether the line is ours, and the facts that are complete now."""
         if line.text.startswith(_OURS):
             self._spoke = True
@@ -149,7 +149,7 @@ def _code(facts: dict[str, str]) -> int | None:
 def _exception(lines: Iterable[str], number: int) -> Raised | None:
     reader = Reader()
     for text in lines:
-        reader.take(text, number)
+        reader.read(text, number)
     reader.close()
     return reader.done[-1] if reader.done else None
 
@@ -179,7 +179,7 @@ class Tables:
         self._is_root = False
         self._lines: list[tuple[Line, int]] = []
 
-    def take(self, line: Line, number: int) -> tuple[bool, list[Event]]:
+    def read(self, line: Line, number: int) -> tuple[bool, list[Event]]:
         """Whether the line belongs to a table, and the failures that are complete now."""
         if found := _OF_AGENT.match(line.text):
             return True, [self._failure(found, line, number, first=True)]

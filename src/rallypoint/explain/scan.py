@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Final
 
-from rallypoint.explain.classify import classify, table
+from rallypoint.explain.classify import FAILURE_PATTERNS, classify
 from rallypoint.explain.events import FAILURES, MILD, MOST_EVENTS, Event, Kind, Log, Process, Raised
 from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
@@ -77,7 +77,7 @@ def scan(
 ) -> tuple[list[Log], list[Event]]:
     """All logs, and their events in the order of logs and lines."""
     known = knowledge()
-    patterns = [each for each in (*table().failures, *STARTS, _OPENS, *known.patterns) if fixed_texts(each)]
+    patterns = [each for each in (*FAILURE_PATTERNS, *STARTS, _OPENS, *known.patterns) if fixed_texts(each)]
     logs: list[Log] = []
     events: list[Event] = []
     for index, source in enumerate(sources):
@@ -183,7 +183,7 @@ class _LogReader:
                 if not wanted:
                     break
                 self._at = wanted.popleft()
-            self._take(self._lines[self._at])
+            self._read_line(self._lines[self._at])
             self._at += 1
         self._log.lines += len(self._lines)
         self._before = [*self._before, *self._lines][-_TAIL:]
@@ -198,7 +198,7 @@ class _LogReader:
         """Read the last lines for work, and keep some of them."""
         numbered = list(enumerate(self._before, self._log.lines - len(self._before) + 1))
         for number, raw in numbered:
-            self._look_at(raw, number)
+            self._note_work(raw, number)
         tail = [(number, text) for number, raw in numbered if (text := self._split(_shown(raw)).text).strip()]
         self._log.tail = tuple(tail[-_KEPT_TAIL:])
         found = classify(tail[-1][1]) if tail else None
@@ -207,23 +207,23 @@ class _LogReader:
 
     # Lines -------------------------------------------------------------------------------------------------
 
-    def _take(self, raw: bytes) -> None:
+    def _read_line(self, raw: bytes) -> None:
         number = self._log.lines + self._at + 1
         if self._watch:
             self._watch -= 1
             self._read_up_to = number
         for part in self._sieve.parts(raw):
-            self._take_part(part, number)
+            self._read_part(part, number)
 
-    def _take_part(self, raw: bytes, number: int) -> None:
+    def _read_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
         near = bool(self._writers) or self._failed_at >= number - _NEXT_RUN
-        if near and self._opening.comes_again(line.text):
+        if near and self._opening.recurs(line.text):
             self._complete()
             self._runs.append(number)
         for report in self._reports:
-            taken, events = report.take(line, number)
+            taken, events = report.read(line, number)
             self._add(*events)
             if taken:
                 return
@@ -241,7 +241,7 @@ class _LogReader:
     def _follow(self, line: Line, number: int) -> Part:
         """Give the line to the reader of its writer's traceback."""
         writer = self._writers.get(line.process) or _Writer()
-        part = writer.reader.take(line.text, number, record=line.record)
+        part = writer.reader.read(line.text, number, record=line.record)
         if part is not Part.NONE or not writer.reader.idle or writer.reader.done:
             if len(self._writers) < _MOST_WRITERS:
                 self._writers[line.process] = writer
@@ -309,7 +309,7 @@ class _LogReader:
         if found is None and match is None:
             kind = Kind.ERROR if line.record and line.level in ("error", "fatal") else self._beat(line)
         if kind is None or (kind not in (*FAILURES, Kind.RESTART) and not self._watch):
-            return False  # work is looked at around failures only
+            return False  # work counts around failures only
         event = self._event(kind, number, line, self._time)
         event.match, event.code = match, found.code if found is not None else None
         event.fatal = line.level == "fatal" or (found is not None and found.fatal)
@@ -340,14 +340,11 @@ class _LogReader:
 
     def _restart(self, event: Event) -> None:
         self._complete()
-        if event.line - self._announced.get(event.text, -_AFTER) >= _AFTER or self._failed_since(event):
+        announced = self._announced.get(event.text)
+        if announced is None or event.line - announced >= _AFTER or self._failed_at > announced:
             self._restarts.append(event.line)
         if len(self._announced) < _MOST_WRITERS:
             self._announced[event.text] = event.line
-
-    def _failed_since(self, event: Event) -> bool:
-        """Whether something failed since the same was announced before."""
-        return self._failed_at > self._announced.get(event.text, event.line)
 
     def _is_news(self, event: Event) -> bool:
         """Note a failure. Of many that are alike, the first ones and the last one are kept."""
@@ -359,21 +356,21 @@ class _LogReader:
             self._latest[form] = event
             return False
         if event.level not in ("debug", "info"):
-            self._look_back()
+            self._note_work_before()
             self._watch = _AFTER
         return True
 
-    def _look_back(self) -> None:
+    def _note_work_before(self) -> None:
         """Read the lines before a failure for work."""
         if not self._lines:
             return  # the log is at its end, where every line is read
         here = self._log.lines + self._at + 1
         earlier = [*self._before, *self._lines[: self._at]][-_BEFORE:]
         for number, raw in enumerate(earlier, here - len(earlier)):
-            self._look_at(raw, number)
+            self._note_work(raw, number)
         self._read_up_to = max(self._read_up_to, here)
 
-    def _look_at(self, raw: bytes, number: int) -> None:
+    def _note_work(self, raw: bytes, number: int) -> None:
         """Read a line that `quick` did not name, unless it was read already: it may show work."""
         if number <= self._read_up_to:
             return
@@ -387,7 +384,7 @@ class _LogReader:
 
 @dataclass
 class _Opening:
-    """The first two lines of a log: where they come again after a failure, a further run begins."""
+    """The first two lines of a log: where they recur after a failure, a further run begins."""
 
     forms: list[str] = field(default_factory=list)
     _lines: int = 0
@@ -403,7 +400,7 @@ class _Opening:
             self.forms.append(form)
         self._lines += 1
 
-    def comes_again(self, text: str) -> bool:
+    def recurs(self, text: str) -> bool:
         form = _DIGITS.sub("", text).strip()
         if len(self.forms) < 2 or min(map(len, self.forms)) < _SHORTEST_OPENING or not form:
             return False

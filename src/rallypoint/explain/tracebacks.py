@@ -13,8 +13,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rallypoint.explain.events import Frame, Raised
+from rallypoint.explain.events import Raised
 from rallypoint.explain.lines import compiled, load
+from rallypoint.frames import Frame
 
 _MOST_NESTED: Final = 20
 MOST_FRAMES: Final = 200
@@ -139,14 +140,14 @@ class Reader:
 
     def __init__(self) -> None:
         self.done: list[Raised] = []
-        """Complete exceptions, each with its chain. The caller takes them out."""
+        """Complete exceptions, each with its chain. The caller removes them."""
         self._block: _Exception | None = None
         self._held: _Exception | None = None
         self._link: re.Match[str] | None = None
         self._dump: list[Frame] | None = None
         """Frames of a thread that faulthandler shows."""
         self._quiet = 0
-        """How many lines have told nothing."""
+        """How many lines in a row were no part of an exception."""
 
     @property
     def idle(self) -> bool:
@@ -158,34 +159,34 @@ class Reader:
         self._drop_block()
         self._hold(None)
 
-    def take(self, text: str, number: int, *, record: bool = False) -> Part:
+    def read(self, text: str, number: int, *, record: bool = False) -> Part:
         """Read the next line."""
         text = text[:MOST_TEXT].rstrip()
         if self._held and _END.match(text):
             self._held = self._held.folded()
         text = _SIDE.sub("", text)
         part = (
-            self._take_link(text)
-            or self._take_begin(text, number, record)
-            or self._take_dump(text)
-            or self._take_frame(text, record)
-            or self._take_block(text, number, record)
-            or self._take_native(text, number)
-            or self._take_header(text, number)
-            or self._take_more(text, record)
+            self._read_link(text)
+            or self._read_begin(text, number, record)
+            or self._read_dump(text)
+            or self._read_frame(text, record)
+            or self._read_block(text, number, record)
+            or self._read_native(text, number)
+            or self._read_header(text, number)
+            or self._read_more(text, record)
         )
         self._quiet = self._quiet + 1 if part is Part.NONE or not text else 0
         if self._quiet > _PATIENCE:
             self._hold(None)
         return part
 
-    def _take_link(self, text: str) -> Part | None:
+    def _read_link(self, text: str) -> Part | None:
         """A line that says how the exceptions before and after it belong together."""
         link = _LINK.match(text) if self._held else None
         self._link = link or self._link
         return Part.MORE if link else None
 
-    def _take_begin(self, text: str, number: int, record: bool) -> Part | None:
+    def _read_begin(self, text: str, number: int, record: bool) -> Part | None:
         """The first line of a traceback, perhaps after the header of the exception that it is a part of."""
         found = _BEGIN.search(text)
         if found is None:
@@ -196,7 +197,7 @@ class Reader:
         self._open(block, within=_ORIGINAL.match(text) is not None)
         return Part.FRAME
 
-    def _take_dump(self, text: str) -> Part | None:
+    def _read_dump(self, text: str) -> Part | None:
         """The threads that faulthandler shows; only the current one of a process that crashed matters."""
         if thread := _THREAD.match(text):
             crash = self._held if self._held and self._held.crash and thread["current"] else None
@@ -207,7 +208,7 @@ class Reader:
             self._dump = None
         return None if self._dump is None else Part.FRAME
 
-    def _take_frame(self, text: str, record: bool) -> Part | None:
+    def _read_frame(self, text: str, record: bool) -> Part | None:
         """A frame; without the beginning of a traceback it begins one."""
         boxed = _BOX.match(text) is not None
         found = _BOX_FRAME.match(text.strip(_BOX_SIDES)) if boxed else _FRAME.match(text)
@@ -219,7 +220,7 @@ class Reader:
         block.add(found)
         return Part.FRAME
 
-    def _take_block(self, text: str, number: int, record: bool) -> Part | None:
+    def _read_block(self, text: str, number: int, record: bool) -> Part | None:
         """Another line between the beginning of a traceback and its header, or the header."""
         block = self._block
         if block is None or not text:
@@ -241,7 +242,7 @@ class Reader:
             self._drop_block()
         return None
 
-    def _take_native(self, text: str, number: int) -> Part | None:
+    def _read_native(self, text: str, number: int) -> Part | None:
         """What another runtime says when it fails."""
         tried = ((pattern.match(text), crash) for pattern, crash in _NATIVE)
         header, crash = next((each for each in tried if each[0]), (None, False))
@@ -257,7 +258,7 @@ class Reader:
         self._hold(said)
         return Part.HEADER
 
-    def _take_header(self, text: str, number: int) -> Part | None:
+    def _read_header(self, text: str, number: int) -> Part | None:
         """A header without frames before it."""
         head = _ALONE.match(text) or _BUILTIN.match(text)
         if head is None:
@@ -267,7 +268,7 @@ class Reader:
         self._held = said
         return Part.HEADER
 
-    def _take_more(self, text: str, record: bool) -> Part:
+    def _read_more(self, text: str, record: bool) -> Part:
         """A further line of the message, or none."""
         held = self._held
         if held is None or held.over:

@@ -115,11 +115,7 @@ _MODULES: Final = ("ModuleNotFoundError", "ImportError")
 
 def _was_restarted(event: Event, history: History) -> bool:
     """A later attempt, or a later run, is at work, and neither it nor a later one has a failure."""
-    later = history.later_attempts(event)
-    failed = max(
-        (each.turn for each in later if each.is_failure and each.level not in MILD), default=event.turn
-    )
-    return any(each.is_work and each.turn > failed for each in later)
+    return history.last_worked > max(event.turn, history.last_failed)
 
 
 def _was_survived(event: Event, history: History) -> bool:
@@ -374,7 +370,8 @@ def judge(events: Sequence[Event], logs: Sequence[Log]) -> Explanation:
         set_aside={each: rule.reason for each, rule in rules.items() if each not in (chosen, *notices)},
     )
     if chosen is None:
-        return replace(said, stop=_stop(history))
+        stops = (_stop_of(index, log, history) for index, log in enumerate(logs))
+        return replace(said, stop=next(filter(None, stops), None))
     before = [each for each in history.failures if each.attempt < chosen.attempt and each not in rules]
     return replace(
         said,
@@ -445,12 +442,8 @@ def _is_about(exception: str, said: str) -> bool:
 # The end of a log without a failure ------------------------------------------------------------------------
 
 
-def _stop(history: History) -> Event | None:
-    """Where a log stops that shows neither a failure nor an end."""
-    return next(filter(None, (_stop_of(index, log, history) for index, log in enumerate(history.logs))), None)
-
-
 def _stop_of(index: int, log: Log, history: History) -> Event | None:
+    """Where a log stops that shows neither a failure nor an end."""
     last, failed = log.last_line, [each for each in history.failures if each.log == index]
     if not log.tail or (last is not None and last.kind is Kind.BEGIN):
         return last

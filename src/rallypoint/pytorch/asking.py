@@ -1,4 +1,9 @@
-"""Asking torch about itself, in another process: it takes seconds, and may hang. Imports no torch."""
+"""What this torch has and can do, found by trying it: a version number does not tell how it was built.
+
+`ask` runs `main` in another process, since torch takes seconds to import, and may hang or crash. That prints
+one line of JSON for each part as soon as the part is known, so nothing that was found before is lost. The
+module itself imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from rallypoint.exits import exit_text
@@ -18,14 +26,14 @@ _PROGRAM: Final = """
 import sys
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
-from rallypoint.pytorch.examination import main
+from rallypoint.pytorch.asking import main
 main()
 """
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What `examination` found, by part; and how the process ended, if it did not end well."""
+    """What `main` found, by part; and how the process ended, if it did not end well."""
 
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problem: str = ""
@@ -84,3 +92,114 @@ def _read(output: str) -> dict[str, dict[str, Any]]:
         except (ValueError, TypeError, AttributeError, KeyError):
             continue
     return found
+
+
+# The other process ------------------------------------------------------------------------------------------
+
+_SECONDS: Final = 5.0
+_ROUND_TRIPS: Final = 100
+
+Facts = dict[str, Any]
+
+
+def main() -> None:
+    """The parts that the arguments name; `host:port` behind `store=` is of a store that is up."""
+    for word in sys.argv[1:]:
+        part, _, argument = word.partition("=")
+        try:
+            facts = _PARTS[part](argument)
+        except Exception as error:  # torch raises what it likes; all of it is an answer
+            facts = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        sys.stdout.write(json.dumps({"part": part, **facts}) + "\n")
+        sys.stdout.flush()
+
+
+def _examine_torch(_: str) -> Facts:
+    import torch
+    import torch.distributed as dist
+
+    distributed = dist.is_available()
+    names = ("gloo", "nccl", "mpi", "ucc", "xccl")
+    has = {name: getattr(dist, f"is_{name}_available", lambda: False) for name in names}
+    return {
+        "version": torch.__version__,
+        "path": str(torch.__file__),
+        "cuda": torch.version.cuda or "",
+        "hip": getattr(torch.version, "hip", None) or "",
+        "distributed": distributed,
+        "backends": [name for name in names if distributed and has[name]()],
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if distributed and has["nccl"]() else "",
+    }
+
+
+def _examine_devices(_: str) -> Facts:
+    import torch
+
+    cuda = torch.cuda
+    found = [_describe_device(cuda, index) for index in range(cuda.device_count())]
+    return {"devices": found, "kernels": cuda.get_arch_list() if found else []}
+
+
+def _describe_device(cuda: Any, index: int) -> Facts:
+    about = cuda.get_device_properties(index)
+    free, total = cuda.mem_get_info(index)
+    return {"name": about.name, "capability": [about.major, about.minor], "bytes": total, "free": free}
+
+
+def _examine_store(place: str) -> Facts:
+    """Whether torch's own client reaches a store, as it is made by default, and how quick it is."""
+    import torch.distributed as dist
+
+    from rallypoint.pytorch.substitution import find_fault
+
+    host, _, port = place.rpartition(":")
+    fault = find_fault(host, int(port))
+    if fault is not None:
+        return {"fault": fault.name}
+    store = dist.TCPStore(host, int(port), None, False, timedelta(seconds=_SECONDS))
+    begun = time.perf_counter()
+    for _ in range(_ROUND_TRIPS):
+        store.add("examination", 1)
+    return {"fault": "", "round_trip": (time.perf_counter() - begun) / _ROUND_TRIPS}
+
+
+def _reduce(backend: str, device: str) -> Facts:
+    """One rank by itself: the backend finds an interface and a device, or says why not."""
+    import torch
+    import torch.distributed as dist
+
+    begun = time.perf_counter()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # Neither needs a port. On Windows torch has no HashStore.
+        has_hash = hasattr(dist, "HashStore")
+        store = dist.HashStore() if has_hash else dist.FileStore(str(Path(folder, "store")), 1)
+        patience = timedelta(seconds=_SECONDS)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=patience)
+        try:
+            value = torch.ones(1, device=device)
+            dist.all_reduce(value)
+            if value.item() != 1.0:
+                raise RuntimeError(f"the sum of one 1 is {value.item()}")
+        finally:
+            dist.destroy_process_group()
+    return {"seconds": time.perf_counter() - begun}
+
+
+def _examine_plugin(_: str) -> Facts:
+    """Whether torchrun knows our rendezvous backend, and can load it."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    from rallypoint.pytorch.plugin import get_handler
+
+    get_handler()  # torchrun swallows what goes wrong here
+    return {"backends": sorted(getattr(rendezvous_handler_registry, "_registry", ()))}
+
+
+_PARTS: Final[dict[str, Callable[[str], Facts]]] = {
+    "torch": _examine_torch,
+    "devices": _examine_devices,
+    "store": _examine_store,
+    "gloo": lambda _: _reduce("gloo", "cpu"),
+    "nccl": lambda _: _reduce("nccl", "cuda"),
+    "plugin": _examine_plugin,
+}

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from threading import current_thread, main_thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -115,39 +115,33 @@ def _await_successor(wanted: StoreParameters, deadline: Deadline) -> None:
         return
 
 
-class RendezvousCall(NamedTuple):
-    """The first arguments of torch's function that makes the store of a rendezvous."""
+@contextmanager
+def _as_rank(arguments: tuple[Any, ...]) -> Iterator[None]:
+    """While torch makes the store of a rendezvous: tell the launcher which rank this is, and that it joined.
 
-    host: str
-    port: int
-    rank: int
-    world_size: int
-    timeout: timedelta
+    The arguments are torch's: host, port, rank, world size, time-out. Another torch may have others.
+    """
+    if folder_of(os.environ) is None or len(arguments) < 5:
+        yield
+        return
+    host, port, rank, world_size, timeout = arguments[:5]
+    if not isinstance(rank, int) or rank < 0 or not isinstance(timeout, timedelta):
+        yield
+        return
+    _answer_for_stacks(rank)
+    yield
+    report_joined(str(Endpoint(host, port)), rank, world_size, timeout.total_seconds())
 
-    @staticmethod
-    def of(arguments: tuple[Any, ...]) -> RendezvousCall | None:
-        """None if another torch has others, or no launcher asks."""
-        if folder_of(os.environ) is None or len(arguments) < 5:
-            return None
-        given = RendezvousCall(*arguments[:5])
-        is_known = isinstance(given.rank, int) and isinstance(given.timeout, timedelta)
-        return given if is_known and given.rank >= 0 else None
 
-    def answer(self) -> None:
-        """Answer for this rank when the launcher asks what it does."""
-        given = read_handover(os.environ)
-        if given.reports is None or not given.signals or current_thread() is not main_thread():
-            return
-        be_rank(self.rank)
-        # If it came with the environment, it has been imported under the name that it has there.
-        of_start = sys.modules.get("rallypoint_hooks")
-        hooks: Any = of_start or import_module("rallypoint.pytorch.injection.rallypoint_hooks")
-        hooks.answer_for_stacks(str(given.reports), self.rank, list(given.signals))
-
-    def report(self) -> None:
-        """The store has been reached."""
-        place = str(Endpoint(self.host, self.port))
-        report_joined(place, self.rank, self.world_size, self.timeout.total_seconds())
+def _answer_for_stacks(rank: int) -> None:
+    given = read_handover(os.environ)
+    if given.reports is None or not given.signals or current_thread() is not main_thread():
+        return
+    be_rank(rank)
+    # If it came with the environment, it has been imported under the name that it has there.
+    of_start = sys.modules.get("rallypoint_hooks")
+    hooks: Any = of_start or import_module("rallypoint.pytorch.injection.rallypoint_hooks")
+    hooks.answer_for_stacks(str(given.reports), rank, list(given.signals))
 
 
 # A function of the same name stands in the module's way.
@@ -180,12 +174,8 @@ def install() -> None:
 @functools.wraps(_create_store)
 def _patched_create_store(*args: Any, **kwargs: Any) -> Any:
     """What `env://` and `tcp://` make; under torchrun a client of the agent's store."""
-    rendezvous = RendezvousCall.of(args)
-    if rendezvous is not None:
-        rendezvous.answer()
-    store = _create_store(*args, **kwargs)
-    if rendezvous is not None:
-        rendezvous.report()
+    with _as_rank(args):
+        store = _create_store(*args, **kwargs)
     base = getattr(store, "_underlying_non_prefix_store", store)  # older ones add a prefix under torchrun
     if isinstance(base, PythonStore):
         end_with_group(base)

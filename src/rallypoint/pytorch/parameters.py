@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from math import ceil
 from typing import Any
@@ -39,6 +39,10 @@ class StoreParameters:
     def as_given(self) -> dict[str, Any]:
         """The parameters, without those that torch has defaults of its own for."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def as_client(self) -> StoreParameters:
+        """The same store, for one that holds no server."""
+        return replace(self, is_master=False, multi_tenant=False, master_listen_fd=None)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -100,26 +104,19 @@ def in_torchs_words(wanted: StoreParameters) -> Iterator[None]:
                 raise
             raise dist.DistNetworkError(f"{_unreached(wanted)} {error}") from error
         except PortInUseError as error:
-            raise dist.DistNetworkError(f"{_port_in_use(wanted)} {error}") from error
+            words = "The server socket has failed to listen on any local network address"
+            code = f"code: -{errno.EADDRINUSE}, name: EADDRINUSE, message: address already in use"
+            place = f"port: {wanted.port}, useIpv6: false"
+            raise dist.DistNetworkError(f"{words}. {place}, {code}. {error}") from error
         except StoreTimeoutError as error:
             if (came := _CAME.search(error.message)) is None:
                 raise
-            raise dist.DistStoreError(f"{_missing(wanted, *came.groups())} {error}") from error
+            waited = f"Timed out after {ceil(wanted.seconds)} seconds waiting for clients"
+            joined = f"{came[1]}/{came[2]} clients joined"
+            raise dist.DistStoreError(f"{waited}. {joined}. {error}") from error
 
 
 def _unreached(wanted: StoreParameters) -> str:
     milliseconds = round(1000 * wanted.seconds)
     place = f"({wanted.host_name}, {wanted.port})"
     return f"The client socket has timed out after {milliseconds}ms while trying to connect to {place}."
-
-
-def _port_in_use(wanted: StoreParameters) -> str:
-    return (
-        f"The server socket has failed to listen on any local network address. port: {wanted.port}, useIpv6: "
-        f"false, code: -{errno.EADDRINUSE}, name: EADDRINUSE, message: address already in use."
-    )
-
-
-def _missing(wanted: StoreParameters, came: str, expected: str) -> str:
-    seconds = ceil(wanted.seconds)
-    return f"Timed out after {seconds} seconds waiting for clients. {came}/{expected} clients joined."

@@ -87,7 +87,8 @@ def meet_at_file(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Y
     """What torch calls for a `file://` URL, once `register_schemes` has been called."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    path = _path_of(parts)
+    # As torch reads it: on Windows also `file://C:/store`.
+    path = url2pathname(parts.netloc + parts.path) if os.name == "nt" else unquote(parts.path)
     given = {
         "path": path,
         "rank parameter": query.get("rank"),
@@ -133,11 +134,6 @@ def _enter_file(path: str, world_size: int, timeout: timedelta, *, again: bool) 
             if not again or deadline.passed:
                 raise
         time.sleep(_LEAVING_PAUSE)
-
-
-def _path_of(url: SplitResult) -> str:
-    """As torch reads it: on Windows also `file://C:/store`."""
-    return url2pathname(url.netloc + url.path) if os.name == "nt" else unquote(url.path)
 
 
 def _query_of(parts: SplitResult) -> dict[str, str]:

@@ -104,7 +104,7 @@ def open_server(
 ) -> OwnedServer:
     """A server for a master; with `multi_tenant` the one on that port, if this process has one.
 
-    The caller connects a client, and makes that client its owner with `take`.
+    The caller connects a client, and makes that client its owner with `add_owner`.
     """
     with _lock:
         known = _servers.get(port) if listen_fd is None else None
@@ -115,19 +115,12 @@ def open_server(
                 return known
             else:
                 raise PortInUseError(f"port {port} is in use by another store of this process")
-        return _host(host, port, backend, listen_fd)
-
-
-def _host(host: str, port: int, backend: Choice, listen_fd: int | None) -> OwnedServer:
-    key = f"rallypoint/owner/{secrets.token_hex(16)}"
-    # On the wire, torch's clients and ours put a slash in front of every key.
-    server = host_server(
-        host, port, backend=backend, listen_fd=listen_fd, lifespan=Lifespan(owner_key="/" + key)
-    )
-    owned = OwnedServer(server, key)
-    _servers[server.port] = owned
-    threading.Thread(target=_report_death, args=(server,), name="rallypoint server", daemon=True).start()
-    return owned
+        key = f"rallypoint/owner/{secrets.token_hex(16)}"
+        lifespan = Lifespan(owner_key=f"/{key}")  # on the wire, all clients put a slash in front of a key
+        server = host_server(host, port, backend=backend, listen_fd=listen_fd, lifespan=lifespan)
+        owned = _servers[server.port] = OwnedServer(server, key)
+        threading.Thread(target=_report_death, args=(server,), name="rallypoint server", daemon=True).start()
+        return owned
 
 
 def _report_death(server: HostedServer) -> None:

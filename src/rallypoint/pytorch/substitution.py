@@ -1,6 +1,6 @@
 """torch's `TCPStore`, patched in place so that it comes up on every build.
 
-The constructor tries torch's own first, with the caller's own arguments. Where that refuses, because torch
+The constructor tries torch's own first, with the caller's arguments. Where that refuses, because torch
 was built without libuv, a client is made with `use_libuv=False`, which concerns servers alone, and a
 master gets our server and a client of that kind. Where torch's client does not work at all, ours takes its
 place. A torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_CLIENT ask for more.
@@ -8,8 +8,8 @@ place. A torch that works is left alone, unless RALLYPOINT_PATCH or RALLYPOINT_C
 Where the launcher has started a relay on this machine, a client of the job's store connects to the relay,
 and goes on naming the store as its host and port. All other stores are where the caller says.
 
-Another user of this machine may hold the port at which a client looks for its store. So the user who listens
-there is looked at first; see `rallypoint.store.server.guard.other_users`.
+Another user of this machine may hold the port at which a client expects its store. So the user who listens
+there is checked first; see `rallypoint.store.server.guard.other_users`.
 
 Every store that comes up sends its identity, as our own client does: one request, which is harmless to
 torch's own server.
@@ -133,8 +133,12 @@ def _patched_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
-    if type(self) is not _TorchStore:
-        _come_up(self, args, kwargs, patch_of(), Role.UNKNOWN)
+    if type(self) is _TorchStore:
+        return
+    if (wanted := _parsed(args, kwargs)) is None:
+        _init(self, *args, **kwargs)  # torch knows best what is wrong
+    else:
+        _come_up(self, wanted, patch_of(), Role.UNKNOWN)
 
 
 def _patched_clone(self: Any) -> Any:
@@ -169,14 +173,16 @@ def _remember_place(store: Any, place: tuple[str, int]) -> None:
 def _make(
     args: tuple[Any, ...], kwargs: dict[str, Any], client: ClientChoice, patch: Patch, role: Role
 ) -> Any:
-    wanted = _parsed(args, kwargs)
-    if wanted is None or client is not ClientChoice.PYTHON:
-        store = _new(_TorchStore)
+    wanted, store = _parsed(args, kwargs), _new(_TorchStore)
+    if wanted is None:
+        _init(store, *args, **kwargs)  # torch knows best what is wrong
+        return store
+    if client is not ClientChoice.PYTHON:
         try:
-            _come_up(store, args, kwargs, patch, role)
+            _come_up(store, wanted, patch, role)
         except RuntimeError as error:
             is_final = client is ClientChoice.TORCH or patch is Patch.NEVER
-            if wanted is None or is_final or fault_in(error) is not Fault.BROKEN:
+            if is_final or fault_in(error) is not Fault.BROKEN:
                 raise
             logger.warning("torch's TCPStore does not work here (%s): using Rallypoint's client", error)
         else:
@@ -184,26 +190,22 @@ def _make(
     return _make_python_store(wanted, role)
 
 
-def _come_up(store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], patch: Patch, role: Role) -> None:
+def _come_up(store: Any, wanted: StoreParameters, patch: Patch, role: Role) -> None:
     """Initialise a C++ store; a client of the job's store goes to the relay of this machine."""
-    wanted = _parsed(args, kwargs)
-    if wanted is None:
-        _init(store, *args, **kwargs)  # torch says best what is wrong
-        return
     if patch is Patch.NEVER:
-        _initialise(store, args, kwargs, wanted, patch, role)
+        _initialise(store, wanted, patch, role)
         return
     relay = None
     if STORE_VARIABLE in os.environ and not wanted.is_master:
         relay = relay_for(wanted.host_name, wanted.port, role)
     if relay is None:
-        join(wanted, lambda: _initialise(store, args, kwargs, wanted, patch, role))
+        join(wanted, lambda: _initialise(store, wanted, patch, role))
         if not wanted.is_master:
             _places[store] = wanted.place
         return
     there = replace(wanted, host_name=relay[0], port=relay[1])
     try:
-        join(there, lambda: _initialise(store, (), there.as_given(), there, patch, role))
+        join(there, lambda: _initialise(store, there, patch, role))
     except RuntimeError as error:
         raise type(error)(f"{error}\nhint: {relay_hint(relay, wanted.place)}") from error
     _remember_place(store, wanted.place)
@@ -227,19 +229,12 @@ def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoreParameters | 
     return given if 0 <= given.port <= 65_535 else None
 
 
-def _initialise(
-    store: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    wanted: StoreParameters,
-    patch: Patch,
-    role: Role,
-) -> None:
+def _initialise(store: Any, wanted: StoreParameters, patch: Patch, role: Role) -> None:
     """Initialise a C++ store: as torch does, or in our way."""
     with _watching_the_user(wanted):
         if patch is not Patch.ALWAYS:
             try:
-                _init(store, *args, **kwargs)
+                _init(store, **wanted.as_given())
             except RuntimeError as error:
                 if patch is Patch.NEVER or fault_in(error) is not Fault.NO_LIBUV:
                     raise
@@ -271,7 +266,7 @@ def _connect(store: Any, wanted: StoreParameters, role: Role) -> None:
 
     But such a client refuses queues, too, so ours does those.
     """
-    client = replace(wanted, is_master=False, multi_tenant=False, master_listen_fd=None)
+    client = wanted.as_client()
     try:
         _init(store, **client.as_given())
     except RuntimeError as error:
@@ -307,7 +302,8 @@ def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
         except PortInUseError:
             if not wanted.is_agents:
                 raise
-            _come_up(store, (), _as_client(wanted).as_given(), Patch.ALWAYS, role)
+            _warn_of_agent(wanted.port)
+            _come_up(store, wanted.as_client(), Patch.ALWAYS, role)
             return
         try:
             _own(store, owned, wanted, role)
@@ -318,10 +314,9 @@ def _become_master(store: Any, wanted: StoreParameters, role: Role) -> None:
             raise
 
 
-def _as_client(wanted: StoreParameters) -> StoreParameters:
-    """For a worker that wants to hold the store which its agent holds."""
-    logger.warning("port %d is that of the agent's store: being a client of that", wanted.port)
-    return replace(wanted, is_master=False, multi_tenant=False, master_listen_fd=None)
+def _warn_of_agent(port: int) -> None:
+    """A worker wants to hold the store that its agent holds."""
+    logger.warning("port %d is that of the agent's store: being a client of that", port)
 
 
 def _own(store: Any, owned: OwnedServer, wanted: StoreParameters, role: Role) -> None:
@@ -356,5 +351,6 @@ def _make_python_store(wanted: StoreParameters, role: Role) -> PythonStore:
         except PortInUseError:
             if not (wanted.is_master and wanted.is_agents):
                 raise
-            return _make_python_store(_as_client(wanted), role)
+            _warn_of_agent(wanted.port)
+            return _make_python_store(wanted.as_client(), role)
     return PythonStore(store)

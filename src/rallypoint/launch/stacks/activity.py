@@ -1,6 +1,6 @@
-"""What a launcher tells of the ranks on its machine, and how it is packed for the way. Pure.
+"""What a launcher reports of the ranks on its machine, and how that is packed. Pure.
 
-The text is compressed JSON, so that thousands of machines fit into one look. It is read as everything from
+The text is compressed JSON, so that thousands of machines fit into one snapshot. It is read as all data from
 the network: bounded, and checked.
 """
 
@@ -29,7 +29,7 @@ _Seconds = Annotated[float, Within(-1, 1e11)]
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """What the system knows of a process; nothing, 0 or -1 where it tells nothing."""
+    """What the system knows of a process; empty, 0 or -1 where it does not know."""
 
     state: _Text = ""
     """In words: `sleeps`, `is stopped`, `is in the kernel, and cannot be interrupted`."""
@@ -39,7 +39,7 @@ class ProcessFacts:
     """Bytes that are resident."""
     swapped: _Number = 0
     cores: _Seconds = -1.0
-    """How much of a core it has taken since it was looked at before."""
+    """How much of a core it has used since the sample before."""
     gpu: _Text = ""
     """What its GPU does: `GPU 3 at 100 %`."""
 
@@ -108,7 +108,7 @@ class RankActivity:
     recorded: Annotated[tuple[Recorded, ...], at_most(64)] = ()
     """Its last collectives, where torch records them and the job stands still."""
     stack_seconds: _Seconds = -1.0
-    """The age of its stack, if that is from an earlier look; -1: it is from the last one."""
+    """The age of its stack, if that is from an earlier sample; -1: it is from the last one."""
     lock_holder: Stack = ()
     """The thread that keeps the interpreter lock (GIL), if it is not the main thread."""
     idle_seconds: _Seconds = -1.0
@@ -150,7 +150,7 @@ def pack(activity: MachineActivity) -> str:
 
 
 def unpack(text: str) -> MachineActivity | None:
-    """What a machine has told; None for what cannot be read, as it may be of another version."""
+    """The activity of a machine; None for a text that cannot be read, as it may be of another version."""
     try:
         unzip = zlib.decompressobj()
         data = unzip.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
@@ -163,7 +163,7 @@ def unpack(text: str) -> MachineActivity | None:
             return stacks[number] if number >= 0 else ()
 
         for each, (main, threads, children) in zip(packed.activity.ranks, packed.of_ranks, strict=True):
-            # Nobody has seen it yet; and to copy thousands takes a third of all the time.
+            # No other code has it yet, and copying thousands would take a third of the whole time.
             object.__setattr__(each, "stack", stack(main))
             object.__setattr__(each, "threads", tuple(map(stack, threads)))
             for child, at in zip(each.children, children, strict=True):

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import UsageError
+from rallypoint.frames import is_library_file
 from rallypoint.launch.stacks.activity import Recorded
-from rallypoint.launch.stacks.folding import is_library_file
 from rallypoint.text import excerpt, named_ranks, printable
 
 if TYPE_CHECKING:
@@ -101,12 +101,13 @@ def _group(found: object) -> str:
 
 
 def _recorded(group: str, number: int, entry: Mapping[str, Any]) -> Recorded:
-    created = entry.get("time_created_ns")
+    created, sizes = entry.get("time_created_ns"), _items(entry.get("input_sizes"))
+    sized = (each[:_MOST_DIMENSIONS] for each in sizes if isinstance(each, list | tuple))
     return Recorded(
         group,
         number,
         _text(entry.get("profiling_name")),
-        tuple(tuple(filter(_is_size, each[:_MOST_DIMENSIONS])) for each in _list(entry.get("input_sizes"))),
+        tuple(tuple(filter(_is_size, each)) for each in sized),
         tuple(_text(each) for each in _items(entry.get("input_dtypes"))),
         bool(entry.get("retired")) or entry.get("state") == "completed",
         _place(_items(entry.get("frames"))),
@@ -116,10 +117,6 @@ def _recorded(group: str, number: int, entry: Mapping[str, Any]) -> Recorded:
 
 def _items(found: object) -> Sequence[Any]:
     return found if isinstance(found, list | tuple) else ()
-
-
-def _list(found: object) -> list[Sequence[Any]]:
-    return [each for each in _items(found) if isinstance(each, list | tuple)]
 
 
 def _is_size(found: object) -> bool:
@@ -173,12 +170,12 @@ class Difference:
     calls: tuple[tuple[str, tuple[int, ...], str], ...]
     """Each call, the ranks that made it, and its place; those of fewest ranks first."""
     absent: tuple[int, ...]
-    """The ranks that have not come so far."""
+    """The ranks that have not reached it."""
     created: int
 
 
 def compare(dumps: Sequence[Dump]) -> list[Difference]:
-    """The first difference of each group, those first that came first; none if all ranks agree."""
+    """The first difference of each group, in the order of time; none if all ranks agree."""
     groups = dict.fromkeys(group for dump in dumps for group in dump.groups)
     found = [each for group in groups for each in _of_group(group, dumps)]
     return sorted(found, key=lambda each: (each.kind == "unfinished", each.created))
@@ -244,7 +241,7 @@ def _call_text(call: Recorded) -> str:
 
 
 def as_lines(dumps: Sequence[Dump], found: Sequence[Difference]) -> list[str]:
-    """What the dumps tell, in lines for a terminal."""
+    """What the dumps show, in lines for a terminal."""
     ranks = sorted(dump.rank for dump in dumps)
     lines = [f"Flight Recorder: dumps of {named_ranks(ranks)}"]
     unseen = sorted({rank for dump in dumps for each in dump.members.values() for rank in each} - set(ranks))

@@ -12,14 +12,8 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Final
 
-from rallypoint.launch.stacks.frames import Frame
+from rallypoint.frames import Frame, is_library_file
 
-_LIBRARY: Final = re.compile(
-    r"^<frozen |^<string>$|[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3(?:\.\d+)?[/\\]"
-    r"|[/\\]lib[/\\](?:runpy|threading|multiprocessing|concurrent|asyncio|importlib|queue|socket|selectors)\b"
-    r"|[/\\]rallypoint[/\\](?:pytorch|client|store)[/\\]|\.so(?:\.[\d.]+)?$|\.dylib$",
-    re.IGNORECASE,
-)
 _SEPARATOR: Final = re.compile(r"[/\\]")
 _MODULE: Final = re.compile(r"(?:packages|python3(?:\.\d+)?|[/\\]Lib)[/\\](?P<path>.+?)(?:\.pyc?)?$")
 _OF_COLLECTIVES: Final = re.compile(r"[/\\]torch[/\\]distributed[/\\](?:distributed_c10d|_functional_coll)")
@@ -65,11 +59,6 @@ def file_name(frame: Frame) -> str:
 def is_library(frame: Frame) -> bool:
     """Whether it is not the user's own code."""
     return not frame.file or is_library_file(frame.file)
-
-
-def is_library_file(path: str) -> bool:
-    """Whether it is a file of Python itself, or of a package."""
-    return bool(_LIBRARY.search(path))
 
 
 def fold(stack: Sequence[Frame]) -> Doing:

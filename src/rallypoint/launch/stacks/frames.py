@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
-from rallypoint.codec import Within, at_most
+from rallypoint.frames import MOST_FRAMES, Frame, Stack
+
+__all__ = ["MOST_FRAMES", "Dump", "Frame", "Stack", "is_complete", "read_dump"]
 
 _HEAD: Final = re.compile(
     r"(?P<kind>Current thread|Thread|Stack)(?: (?P<ident>0x[0-9a-f]+))?.*\(most recent call first\):\s*$"
@@ -19,23 +21,6 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))
 _AND_MORE: Final = "..."
 """Instead of further threads; further frames of a thread are indented."""
 _OUTERMOST: Final = "<module>"
-_MOST_CHARACTERS: Final = 500
-MOST_FRAMES: Final = 100
-"""Of one thread; `faulthandler` writes no more either."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One call of a stack."""
-
-    file: Annotated[str, at_most(_MOST_CHARACTERS)]
-    line: Annotated[int, Within(0, 1 << 32)]
-    """0: not known."""
-    function: Annotated[str, at_most(_MOST_CHARACTERS)]
-
-
-Stack = Annotated[tuple[Frame, ...], at_most(MOST_FRAMES)]
-"""Frames, the innermost first."""
 
 
 @dataclass(frozen=True)

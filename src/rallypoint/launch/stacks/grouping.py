@@ -23,7 +23,7 @@ _MOST_RANKS: Final = 1 << 20
 _ON_SOCKET: Final = re.compile(r"|poll\(\)|\w+\(\) of a (?:connection to|socket)\b.*")
 """The system calls in which torch's client waits for the store; empty where the system does not tell."""
 _LATE_SECONDS: Final = 60.0
-"""A machine that has told nothing for so long tells what was, not what is."""
+"""A report that is older than this says what was, not what is."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class JobActivity:
     size: int
     """How many ranks are known."""
     unknown: tuple[int, ...] = ()
-    """Ranks of the job of which nobody tells."""
+    """Ranks of the job that no launcher reports."""
 
     @property
     def groups(self) -> list[Group]:
@@ -115,11 +115,11 @@ def _idle_seconds(rank: RankActivity, waits: bool, is_awaited: bool) -> float:
 
 
 NO_ACTIVITY: Final = JobActivity((), None, 0)
-"""Where nobody tells what the ranks do."""
+"""Where no launcher reports what the ranks do."""
 
 
 def recent_reporters(snapshot: Snapshot) -> list[Client]:
-    """The launchers that have told what their ranks do now: each once, by its newest connection."""
+    """The launchers that report what their ranks do now: each once, by its newest connection."""
     newest: dict[tuple[str, int], Client] = {}
     for client in reporting_clients(snapshot):
         if client.told_seconds < _LATE_SECONDS:
@@ -132,7 +132,7 @@ def recent_reporters(snapshot: Snapshot) -> list[Client]:
 
 
 def machine_activities(snapshot: Snapshot) -> list[MachineActivity]:
-    """What the launchers of a job have told of their machines."""
+    """What the launchers of a job report of their machines."""
     machines = (unpack(client.told) for client in recent_reporters(snapshot))
     return [machine for machine in machines if machine is not None]
 
@@ -166,7 +166,7 @@ def only(machines: Iterable[MachineActivity], wanted: Sequence[range]) -> list[M
 def put_together(
     machines: Iterable[MachineActivity], awaited: Mapping[int, str] | None = None
 ) -> JobActivity:
-    """The ranks of these machines, by what they do. Of a rank that is told twice, the first counts.
+    """The ranks of these machines, by what they do. Of a rank that is reported twice, the first counts.
 
     `awaited` has the keys for which ranks wait at the store; torch's client is C++, so no stack shows it.
     """

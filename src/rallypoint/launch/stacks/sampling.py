@@ -175,7 +175,9 @@ class RankSampler:
         if known is not None and not known.ended:
             process = read_process(known.source.pid)
             is_here = process.is_here and process.began == known.process.began
-            if is_here and not _is_outdone(known.source, sources, joined):
+            # Another process may have joined as this rank: the first one has only started it.
+            is_outdone = known.source.pid not in joined and any(each.pid in joined for each in sources)
+            if is_here and not is_outdone:
                 known.note(process, now)
                 return known
             if not is_here:
@@ -265,11 +267,6 @@ class RankSampler:
 def _is_failing(stack: Stack) -> bool:
     """Whether an exception is being reported: what the rank did before is what matters."""
     return any(each.function == _HOOK and each.file.endswith(_HOOKS) for each in stack)
-
-
-def _is_outdone(known: Source, sources: Sequence[Source], joined: Sequence[int]) -> bool:
-    """Whether another process has joined as this rank: the first one has only started it."""
-    return known.pid not in joined and any(each.pid in joined for each in sources)
 
 
 def _is_open(source: Source) -> bool:

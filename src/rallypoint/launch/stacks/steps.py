@@ -2,8 +2,8 @@
 
     rallypoint.step(n)
 
-It takes a microsecond, and nothing is sent: the launcher reads the number when it looks at the
-rank. Without a launcher that asks, it does nothing.
+It takes a microsecond, and nothing is sent: the launcher reads the number with each sample of the
+rank. Without a launcher that samples, it does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether ranks are asked for their stacks, and by which signals. Imports next to nothing."""
+"""Whether the launcher requests the stacks of its ranks, and by which signals. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rallypoint.errors import UsageError
 VARIABLE: Final = "RALLYPOINT_STACKS"
 STALL_VARIABLE: Final = "RALLYPOINT_STALL_AFTER"
 STALL_SECONDS: Final = 180.0
-"""For how long ranks may wait for others without a move, before it is said what each of them does."""
+"""After so many seconds without progress, the launcher reports what each rank is doing."""
 OFF: Final = "off"
 # Programs take such signals from the lower end, if at all; the last one is used by debuggers.
 _BY_DEFAULT: Final = "SIGRTMAX-3,SIGRTMAX-4"
@@ -38,7 +38,7 @@ def signals_of(text: str, source: str) -> tuple[int, ...]:
         if sys.platform == "win32":
             return _ON_WINDOWS
         word = _BY_DEFAULT if hasattr(signal, "SIGRTMAX") else _ON_MACOS
-    elif sys.platform != "linux":  # elsewhere nobody can look whether a process handles it
+    elif sys.platform != "linux":  # elsewhere it is not known whether a process handles it
         raise UsageError(f"{source} is {text!r}, but the signal can be chosen on Linux alone", hint=_HINT)
     try:
         numbers = tuple(_number(each) for each in word.split(","))

@@ -28,12 +28,11 @@ from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity, pack
-from rallypoint.launch.stacks.flight_recorder import read_recorders, with_pipes
 from rallypoint.launch.stacks.grouping import JobActivity, activity_of, put_together
 from rallypoint.launch.stacks.requesting import forget_all
 from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.switch import stack_signals, stall_seconds
-from rallypoint.launch.stacks.tools import gpus_of
+from rallypoint.launch.stacks.tools import gpus_of, read_recorders, with_pipes
 from rallypoint.launch.stacks.words import stall_lines
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role
@@ -153,7 +152,7 @@ class StallWatch:
                 self._ranks.release_failed()
 
     def _pause(self, seconds: float) -> str | None:
-        """Wait for the next sample; why it comes earlier, if it does."""
+        """Wait until the next sample is due; the reason if it is due early."""
         end = time.monotonic() + seconds
         while not self._stopped.wait(min(max(end - time.monotonic(), 0.0), _ALARM_SECONDS)):
             alarm = self._ranks.alarm()
@@ -287,7 +286,7 @@ def _text(activity: JobActivity, reason: str) -> str:
 
 
 def answering(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for ranks that are to answer this process; as it is, if they are not to be asked."""
+    """The environment in which ranks answer this process; unchanged if stacks are switched off."""
     signals, given = stack_signals(environ), read_handover(environ)
     if not signals or given.reports is None:
         return dict(environ)

@@ -21,7 +21,7 @@ STILL_SECONDS: Final = 1.0
 """Who has stood still for less than this may just as well have moved."""
 _LONG_SECONDS: Final = 5.0
 _QUIET_SECONDS: Final = 20.0
-"""Two looks. A launcher itself waits for longer before it says anything."""
+"""Two samples. A launcher waits for longer before it reports a stall."""
 _ORDINARY: Final = ("sleeps", "runs")
 
 
@@ -74,7 +74,7 @@ def standstill(job: JobActivity) -> str:
 
 
 def stall_lines(job: JobActivity) -> list[str]:
-    """All that is said of a job that stands still."""
+    """The report of a job that stands still."""
     members = [each for group in job.groups for each in group.members]
     dumps = [dump_of(each.rank, each.recorded) for each in members if each.recorded]
     return [*summary_lines(job), *(as_lines(dumps, compare(dumps)) if dumps else [])]
@@ -92,14 +92,14 @@ def headline(group: Group) -> str:
 
 
 def group_lines(group: Group) -> Iterator[str]:
-    """Where the ranks of a group are, for how long, and what the system says of the one that is stillest."""
+    """Where the ranks of a group are, for how long, and the facts of the one that has stood still longest."""
     example = group.example
     doing = group.doing
     chain = chain_text(doing) if doing.own or doing.call else "it has not told its stack yet"
     if group.ended:
         yield f"{last_seen(example)} in {chain}{_step(group)}"
         return
-    # Of one that waits for others, the call is known: in which of the system's it does so says nothing.
+    # The call of one that waits for others is known; the system call beneath it adds nothing.
     facts = facts_text(replace(example.facts, call="") if doing.waits else example.facts)
     if group.is_silent:
         silent = f"has not answered for {duration(max(example.silent_seconds, 0.0))}"
@@ -132,7 +132,7 @@ def stack_lines(stack: Sequence[Frame]) -> list[str]:
 
 
 def facts_lines(each: RankActivity) -> list[str]:
-    """What the system says of a rank."""
+    """What the system knows of a rank."""
     facts = each.facts
     told = [facts.state, facts.call, facts.gpu]
     if facts.memory > 0:

@@ -4,8 +4,7 @@ Three processes of `rallypoint serve --engine`, two relays with clients behind t
 or a Redis with two replicas and three Sentinels. In each round the clients begin anew, with keys of their
 own; at a random moment the leading process, one that stands by, or the engine's leader is killed and started
 again, or stopped for a while. Then all that the clients were told is judged: `survival_clients` and
-`histories` say how. All the while three launchers meet on the same store, and start again and again:
-`survival_launchers`.
+`histories` say how.
 
     python tests/tools/survival.py [--engine etcd|redis] [--kills 50] [--seed 7]
 
@@ -32,12 +31,10 @@ from pathlib import Path
 from engines import EtcdCluster, Node, RedisCluster, await_that, etcd_cluster, free_ports, redis_cluster
 from histories import History
 from processes import relaying
-from rallypoint.launch.endpoint import Endpoints, parse_endpoints
 from rallypoint.store.replica.engines.opening import open_log
 from rallypoint.store.replica.log import Log
 from simulated_ranks import FailedError, Keys
 from survival_clients import PATIENCE, TOTAL, Client, Crowd
-from survival_launchers import Launchers, launching
 
 WHO = ("leading process", "standby", "engine's leader")
 HOW = ("killed", "stopped")
@@ -75,8 +72,6 @@ class System:
 
     engine: EtcdCluster | RedisCluster
     servers: Sequence[FrontEnd]
-    places: Endpoints
-    """Where the servers are."""
     relays: Sequence[int]
     log: Log
 
@@ -114,14 +109,14 @@ def running(engine: str, folder: Path) -> Iterator[System]:
             servers.append(server)
             stack.callback(server.kill)
             server.start()
-        places = parse_endpoints(",".join(each.address for each in servers))
+        places = ",".join(each.address for each in servers)
         relays: list[int] = []
         for number in range(_RELAYS):
             log = stack.enter_context((folder / f"relay{number}.log").open("w+"))
-            relays.append(stack.enter_context(relaying(str(places), log)).port)
+            relays.append(stack.enter_context(relaying(places, log)).port)
         own = open_log(url)
         stack.callback(own.close)
-        system = System(cluster, servers, places, relays, own)
+        system = System(cluster, servers, relays, own)
         system.await_ready()
         await_that(lambda: own.read_leadership().address != "", lambda: "nobody leads")
         yield system
@@ -157,17 +152,13 @@ class Trial:
     def run(self, kills: int) -> None:
         """So many faults, as many of each kind. FailedError if anything is wrong."""
         kinds = [(who, how) for who in WHO for how in HOW]
-        with launching(self._system.places, self._rng) as launchers:
-            for number in range(kills):
-                if number % len(kinds) == 0:
-                    self._rng.shuffle(kinds)
-                self._round(launchers, *kinds[number % len(kinds)])
-        self.figures.pauses["(a launcher starts again)"] = [each.took for each in launchers.entries]
-        sizes = {each.met.number: each.met.size for each in launchers.entries}
-        self.figures.counts += Counter(f"rounds of {size}" for size in sizes.values())
+        for number in range(kills):
+            if number % len(kinds) == 0:
+                self._rng.shuffle(kinds)
+            self._round(*kinds[number % len(kinds)])
         self._check_total()
 
-    def _round(self, launchers: Launchers, who: str, how: str) -> None:
+    def _round(self, who: str, how: str) -> None:
         rng, system = self._rng, self._system
         self._rounds += 1
         crowd = Crowd(system.relays, rng, f"r{self._rounds}")
@@ -187,7 +178,6 @@ class Trial:
         await_that(lambda: crowd.goes_on(over), lambda: f"{who} {how}: clients hang", PATIENCE)
         time.sleep(0.3)
         crowd.finish()
-        await_that(lambda: launchers.go_on(over), lambda: f"{who} {how}: launchers hang", PATIENCE)
         system.await_ready()
         pause = crowd.pause(since)
         self._totals += crowd.totals

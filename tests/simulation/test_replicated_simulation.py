@@ -12,8 +12,7 @@ import pytest
 
 from memory_log import MemoryLog, _Record
 from rallypoint.store.core.outbox import DriverTask
-from rallypoint.store.replica.core.callers import Caller
-from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.replica.core.leader import Caller, LeaderCore
 from rallypoint.store.replica.core.replica import Replica
 from replicated_simulation import simulate
 from simulation import must_catch

@@ -26,8 +26,8 @@ from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.slots import (
     AddSlot,
-    Asker,
     Call,
+    OnAnswer,
     RequestOrder,
     SharedSlot,
     Slot,
@@ -78,7 +78,7 @@ def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.Monkey
     read = Combiner._share
 
     def join_what_is_sent(
-        self: Combiner, line: RequestOrder, op: Op, blobs: Sequence[bytes], asker: Asker
+        self: Combiner, order: RequestOrder, op: Op, blobs: Sequence[bytes], on_answer: OnAnswer
     ) -> None:
         for slot in self._sent.values():
             if (
@@ -86,9 +86,9 @@ def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.Monkey
                 and slot._blobs == blobs
                 and (slot._op is Op.CHECK) == (op is Op.CHECK)
             ):
-                slot.askers.append(asker)
+                slot.askers.append(on_answer)
                 return
-        read(self, line, op, blobs, asker)
+        read(self, order, op, blobs, on_answer)
 
     monkeypatch.setattr(Combiner, "_share", join_what_is_sent)
     must_catch("no order explains", first=29)
@@ -110,8 +110,8 @@ def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.
 
 def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell_all_the_last(self: AddSlot, status: Status, content: bytes) -> bool:
-        for _, _, asker in self._parts:
-            asker.answer(status, content)
+        for _, _, answer in self._parts:
+            answer(status, content)
         return True
 
     monkeypatch.setattr(AddSlot, "take", tell_all_the_last)
@@ -176,9 +176,9 @@ def test_relays_that_count_while_they_are_away_are_caught(monkeypatch: pytest.Mo
 def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     find = Combiner._find
 
-    def forget_the_order(self: Combiner, line: RequestOrder, name: tuple[object, ...]) -> Slot | None:
-        line.last = 0
-        return find(self, line, name)
+    def forget_the_order(self: Combiner, order: RequestOrder, name: tuple[object, ...]) -> Slot | None:
+        order.last = 0
+        return find(self, order, name)
 
     monkeypatch.setattr(Combiner, "_find", forget_the_order)
     must_catch("no order explains", first=6)

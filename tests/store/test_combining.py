@@ -1,4 +1,7 @@
-"""The combiner: what is put together, what is not, and how an answer is dealt out."""
+"""The combiner: what is put together and what is not, who shares a wait, and how an answer is dealt out.
+
+Batches are taken and answered by hand. The simulation (`tests/simulation`) breaks most of these rules, too.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,116 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combining_bench import DONE, REFUSED, UNCHANGED, Bench, Client, clients
-from ends import arrive, blob, i64, recall
+from ends import arrive, blob, end_of_wait, i64, leave, recall, wait_in_turn
 from rallypoint.errors import ProtocolError
+from rallypoint.store.core.context import Context
+from rallypoint.store.relay.core.combining import Combiner
+from rallypoint.store.relay.core.slots import Arrival, Call, RequestOrder, Waiter
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.sessions import Status
 from test_core import add, get, set_, wait
 
 pytestmark = pytest.mark.windows
+
+DONE, REFUSED, CALLED, UNCHANGED = Status.DONE, Status.REFUSED, Status.CALLED, Status.UNCHANGED
+
+
+class Client:
+    """A client, which notes what it is answered."""
+
+    def __init__(self) -> None:
+        self.order = RequestOrder()
+        self.is_present = True
+        self.got: list[object] = []
+        self.calls: list[Call] = []
+
+    def answer(self, status: Status, content: bytes) -> None:
+        self.got.append(content if status is DONE else (status, content))
+
+    def left(self, count: int) -> None:
+        self.got.append(("left", count))
+
+
+class Wait(Waiter):
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.order)
+        self._client = client
+
+    @property
+    def is_present(self) -> bool:
+        return self._client.is_present
+
+    def end(self, refusal: bytes | None, call: Call | None) -> None:
+        got = "over" if refusal is None and call is None else "called" if call else refusal
+        self._client.got.append(got)
+        if call is not None:
+            self._client.calls.append(call)
+
+
+class AtBarrier(Arrival):
+    def __init__(self, client: Client, weight: int) -> None:
+        super().__init__(weight)
+        self._client = client
+
+    def release(self, status: Status, content: bytes) -> None:
+        self._client.answer(status, content)
+
+
+class Bench:
+    """A combiner, with batches taken and answers given by hand."""
+
+    def __init__(self) -> None:
+        self.combiner = Combiner(Context(None, None, None))
+        self.number = 0
+
+    def ask(self, client: Client, op: Op, *blobs: bytes, tail: bytes = b"") -> None:
+        self.combiner.ask(client.order, op, list(blobs), tail, client.answer)
+        self.combiner.check_invariants()
+
+    def get(self, client: Client, key: bytes = b"k") -> None:
+        self.ask(client, Op.GET, key)
+
+    def set(self, client: Client, key: bytes = b"k", value: bytes = b"v") -> None:
+        self.ask(client, Op.SET, key, value)
+
+    def add(self, client: Client, amount: int, key: bytes = b"n") -> None:
+        self.ask(client, Op.ADD, key, tail=i64(amount))
+
+    def wait(self, client: Client, *keys: bytes) -> Waiter:
+        waiter = Wait(client)
+        self.combiner.wait(waiter, keys)
+        self.combiner.check_invariants()
+        return waiter
+
+    def arrive(self, client: Client, size: int, weight: int = 1, key: bytes = b"b") -> Arrival:
+        arrival = AtBarrier(client, weight)
+        self.combiner.arrive(arrival, client.order, key, size)
+        self.combiner.check_invariants()
+        return arrival
+
+    def leave(self, client: Client, arrival: Arrival, count: int = 1) -> None:
+        self.combiner.leave(arrival, count, client.left)
+        self.combiner.check_invariants()
+
+    def cancel(self, waiter: Waiter) -> None:
+        self.combiner.cancel(waiter)
+        self.combiner.check_invariants()
+
+    def send(self, most_bytes: int = 1 << 20, longest: int = 1 << 32) -> list[bytes]:
+        self.number += 1
+        requests = self.combiner.take_batch(self.number, most_bytes, longest)
+        self.combiner.check_invariants()
+        return requests
+
+    def take(self, tag: int, content: bytes = b"", status: Status = DONE) -> None:
+        self.combiner.take(tag, status, content)
+        self.combiner.check_invariants()
+
+
+def clients(count: int) -> list[Client]:
+    return [Client() for _ in range(count)]
+
 
 LONG = blob(b"v" * 300)
 
@@ -38,26 +143,6 @@ def test_equal_reads_become_one_whose_reply_is_everybodys(bench: Bench, op: Op, 
     bench.take(0, b"reply")
     assert [rank.got for rank in ranks] == [[b"reply"]] * 3
     assert bench.combiner.held_bytes == 0
-
-
-def test_reads_of_other_keys_in_another_order_or_by_another_operation_are_others(bench: Bench) -> None:
-    asked = [(Op.GET, [b"k"]), (Op.GET, [b"l"]), (Op.CHECK, [b"k"]), (Op.MULTI_GET, [b"k"])]
-    asked += [(Op.MULTI_GET, [b"k", b"l"]), (Op.MULTI_GET, [b"l", b"k"])]
-    for op, keys in asked:
-        bench.ask(Client(), op, *keys)
-    assert len(bench.send()) == 6
-
-
-def test_what_has_been_sent_is_not_joined(bench: Bench) -> None:
-    first, second = clients(2)
-    bench.get(first)
-    assert bench.send() == [get(b"k")]
-    bench.get(second)
-    bench.take(0, blob(b"old"))
-    assert (first.got, second.got) == ([blob(b"old")], [])
-    assert bench.send() == [get(b"k")]
-    bench.take(1, blob(b"new"))
-    assert second.got == [blob(b"new")]
 
 
 def test_a_read_does_not_join_one_that_stands_before_an_earlier_request_of_its_own_line(bench: Bench) -> None:
@@ -196,18 +281,6 @@ def test_a_line_that_has_gone_on_behind_a_sum_that_is_refused_is_refused(bench: 
 # Values that cross once
 
 
-def test_a_long_value_is_recalled_and_given_from_what_is_known(bench: Bench) -> None:
-    ranks = clients(3)
-    bench.get(ranks[0])
-    assert bench.send() == [get(b"k")]
-    bench.take(0, LONG)
-    bench.get(ranks[1])
-    bench.get(ranks[2])
-    assert bench.send() == [recall(b"k")]
-    bench.take(1, b"", UNCHANGED)
-    assert [rank.got for rank in ranks] == [[LONG]] * 3
-
-
 @pytest.mark.parametrize("value", [blob(b""), blob(b"short"), blob(b"w" * 247)])
 def test_a_short_value_is_read_again_and_replaces_a_long_one(bench: Bench, value: bytes) -> None:
     for tag, (asked, answer) in enumerate([(get, LONG), (recall, value), (get, value), (get, LONG)]):
@@ -216,16 +289,6 @@ def test_a_short_value_is_read_again_and_replaces_a_long_one(bench: Bench, value
         assert bench.send() == [asked(b"k")]
         bench.take(tag, answer)
         assert rank.got == [answer]
-
-
-def test_a_value_that_has_changed_is_the_one_that_is_known_afterwards(bench: Bench) -> None:
-    new = blob(b"w" * 300)
-    rank = Client()
-    for tag, (content, status) in enumerate([(LONG, DONE), (new, DONE), (b"", UNCHANGED)]):
-        bench.get(rank)
-        bench.send()
-        bench.take(tag, content, status)
-    assert rank.got == [LONG, new, new]
 
 
 def test_64_values_are_known_and_one_that_is_being_recalled_stays(bench: Bench) -> None:
@@ -246,28 +309,7 @@ def test_64_values_are_known_and_one_that_is_being_recalled_stays(bench: Bench) 
         assert bench.send() == [asked(key)]
 
 
-def test_what_is_said_to_be_unchanged_must_be_known(bench: Bench) -> None:
-    bench.get(Client())
-    bench.send()
-    with pytest.raises(ProtocolError, match="not known here"):
-        bench.combiner.take(0, UNCHANGED, b"")
-
-
 # Batches
-
-
-def test_a_batch_ends_where_it_would_be_too_long(bench: Bench) -> None:
-    rank = Client()
-    sets = [set_(b"k%d" % number, b"v" * 10) for number in range(5)]
-    for number in range(5):
-        bench.set(rank, b"k%d" % number, b"v" * 10)
-    each = 8 + len(sets[0])
-    assert bench.send(2 * each) == sets[:2]
-    assert bench.send(2 * each - 1) == sets[2:3]
-    assert bench.send(1) == sets[3:4]  # one that is too long by itself goes alone
-    assert bench.combiner.has_unsent
-    assert bench.send(1) == sets[4:]
-    assert not bench.combiner.has_unsent
 
 
 def test_what_did_not_fit_into_a_batch_is_not_joined_any_more(bench: Bench) -> None:
@@ -279,47 +321,195 @@ def test_what_did_not_fit_into_a_batch_is_not_joined_any_more(bench: Bench) -> N
     assert bench.send() == [get(b"k")] * 2
 
 
-def test_the_next_batch_waits_for_the_answers_to_what_is_answered_at_once(bench: Bench) -> None:
-    rank, other = clients(2)
+# Waits
+
+
+def test_waits_for_the_same_key_share_one_be_it_sent_or_not(bench: Bench) -> None:
+    first, second, late, other = clients(4)
+    bench.wait(first, b"k")
+    bench.wait(second, b"k")
+    bench.wait(other, b"l")
+    assert bench.send() == [wait(b"k"), wait(b"l")]
+    bench.wait(late, b"k")
     assert not bench.combiner.has_batch
-    bench.get(rank)
-    bench.set(rank)
-    assert bench.combiner.has_batch
+    bench.take(0, end_of_wait(2))
+    assert [rank.got for rank in (first, second, late, other)] == [["over"], ["over"], ["over"], []]
+
+
+def test_waits_for_the_same_keys_share_one_only_until_it_is_sent(bench: Bench) -> None:
+    """One of the keys may have come, and gone again, before the late one began to wait for both."""
+    first, second, late, other = clients(4)
+    bench.wait(first, b"k", b"l")
+    bench.wait(second, b"k", b"l")
+    bench.wait(other, b"l", b"k")
+    assert bench.send() == [wait(b"k", b"l"), wait(b"l", b"k")]
+    bench.wait(late, b"k", b"l")
+    assert bench.send() == [wait(b"k", b"l")]
+    bench.take(0, end_of_wait(2))
+    assert [rank.got for rank in (first, second, late, other)] == [["over"], ["over"], [], []]
+
+
+def test_a_wait_does_not_join_an_unsent_one_that_stands_before_its_line(bench: Bench) -> None:
+    first, second = clients(2)
+    bench.wait(first, b"k")
+    bench.ask(second, Op.DELETE_KEY, b"k")
+    bench.wait(second, b"k")
+    assert bench.send() == [wait(b"k"), request(Op.DELETE_KEY, b"k"), wait(b"k")]
+    bench.take(0, end_of_wait(1))
+    assert (first.got, second.got) == (["over"], [])
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_who_joined_late_waits_anew_unless_a_later_batch_was_taken_before_the_end(
+    bench: Bench, empty: bool
+) -> None:
+    first, late, later = clients(3)
+    bench.wait(first, b"k")
     bench.send()
-    bench.get(other)
-    assert not bench.combiner.has_batch
-    bench.take(0, blob(b""))
-    assert not bench.combiner.has_batch
-    bench.take(1)
-    assert bench.combiner.has_batch
+    bench.wait(late, b"k")
+    if empty:
+        bench.number += 1
+        bench.combiner.begin_batch(bench.number)
+    else:
+        bench.set(Client(), b"x")
+        bench.send()
+    bench.wait(later, b"k")
+    bench.take(0, end_of_wait(2))
+    assert [rank.got for rank in (first, late, later)] == [["over"], ["over"], []]
+    assert bench.send() == [wait(b"k")]
+    bench.take(1 if empty else 2, end_of_wait(3))
+    assert later.got == ["over"]
 
 
-def test_a_batch_of_waits_and_arrivals_does_not_hold_up_the_next(bench: Bench) -> None:
-    bench.wait(Client(), b"k")
-    bench.arrive(Client(), 2)
-    assert bench.send() == [wait(b"k"), arrive(b"b", 2, 1)]
-    bench.get(Client())
-    assert bench.combiner.has_batch
-
-
-def test_an_answer_to_what_was_not_asked_is_a_violation(bench: Bench) -> None:
-    bench.get(Client())
+def test_an_answered_request_of_a_later_batch_is_proof_as_well(bench: Bench) -> None:
+    first, late, later = clients(3)
+    bench.wait(first, b"k")
     bench.send()
-    bench.take(0, blob(b""))
-    for tag in (0, 1):
-        with pytest.raises(ProtocolError, match="not under way"):
-            bench.combiner.take(tag, DONE, b"")
+    bench.wait(late, b"k")
+    bench.get(Client(), b"x")
+    bench.send()
+    bench.wait(later, b"k")
+    bench.take(1, blob(b""))
+    bench.take(0, end_of_wait(0))
+    assert [rank.got for rank in (first, late, later)] == [["over"], ["over"], []]
 
 
-def test_what_is_held_is_counted_until_it_is_answered(bench: Bench) -> None:
+def test_an_answered_leave_is_no_proof_as_a_relay_on_the_way_may_answer_it(bench: Bench) -> None:
+    first, late, other = clients(3)
+    bench.wait(first, b"k")
+    gone = bench.wait(other, b"x")
+    bench.send()
+    bench.wait(late, b"k")
+    bench.cancel(gone)
+    assert bench.send() == [leave(1)]
+    bench.take(2, i64(1))
+    bench.take(0, end_of_wait(0))
+    assert (first.got, late.got) == (["over"], [])
+
+
+def test_a_wait_is_not_over_before_an_earlier_request_of_its_line_that_did_not_fit_into_the_batch(
+    bench: Bench,
+) -> None:
+    first, rank, other = clients(3)
+    bench.wait(first, b"k")
+    bench.send()
+    bench.set(other, b"x", b"v" * 100)
+    bench.ask(rank, Op.DELETE_KEY, b"k")
+    bench.wait(rank, b"k")
+    assert bench.send(100) == [set_(b"x", b"v" * 100)]
+    # The key is set before batch 3, with the DELETE_KEY, has come: the wait is not over for the last one.
+    bench.take(0, end_of_wait(2))
+    assert first.got == ["over"]
+    assert rank.got == []
+
+
+# Cancelling
+
+
+@pytest.mark.parametrize("status", [DONE, CALLED, REFUSED])
+def test_the_end_of_a_wait_that_crosses_its_leave_is_for_nobody(bench: Bench, status: Status) -> None:
     rank = Client()
-    bench.set(rank, b"k", b"v" * 1_000)
-    held = bench.combiner.held_bytes
-    assert held > 1_000
-    bench.get(rank)
-    bench.wait(rank, b"w" * 1_000)
-    assert held < bench.combiner.held_bytes < held + 1_000
+    waiter = bench.wait(rank, b"k")
     bench.send()
-    bench.take(0)
-    bench.take(1, LONG)
-    assert bench.combiner.held_bytes == 0
+    bench.cancel(waiter)
+    assert bench.send() == [leave(0)]
+    bench.take(0, b"why" if status is REFUSED else end_of_wait(1), status)
+    bench.take(1, i64(0))
+    assert rank.got == []
+    assert not bench.combiner.has_unsent
+    with pytest.raises(ProtocolError):
+        bench.combiner.take(0, DONE, end_of_wait(1))
+
+
+# Queues
+
+
+def test_a_call_is_not_for_who_joined_too_late_to_be_sure(bench: Bench) -> None:
+    first, second, late = clients(3)
+    bench.wait(first, b"q")
+    bench.wait(second, b"q")
+    bench.send()
+    bench.wait(late, b"q")
+    first.is_present = False
+    bench.take(0, end_of_wait(1), CALLED)
+    assert [rank.got for rank in (first, second, late)] == [[], ["called"], []]
+    assert bench.send() == [wait_in_turn(b"q")]
+    bench.take(1, end_of_wait(2))
+    assert late.got == ["over"]
+
+
+# Barriers
+
+
+def test_arrivals_at_one_barrier_leave_as_one_with_their_number(bench: Bench) -> None:
+    ranks = clients(4)
+    for rank, weight in zip(ranks, (1, 3, 1, 1), strict=True):
+        bench.arrive(rank, 9, weight)
+    bench.arrive(Client(), 8)
+    bench.arrive(Client(), 9, key=b"c")
+    assert bench.send() == [arrive(b"b", 9, 6), arrive(b"b", 8, 1), arrive(b"c", 9, 1)]
+    bench.take(0, i64(2))
+    assert [rank.got for rank in ranks] == [[i64(1)], [i64(1)], [], []]
+    bench.take(0, i64(3))
+    assert [rank.got[-1:] for rank in ranks] == [[i64(1)], [i64(2)], [i64(1)], []]
+    bench.arrive(ranks[0], 9)
+    assert bench.send() == [arrive(b"b", 9, 1)]
+    bench.take(0, i64(1))
+    assert ranks[3].got == [i64(1)]
+    with pytest.raises(ProtocolError):
+        bench.combiner.take(0, DONE, i64(1))
+
+
+@pytest.mark.parametrize(
+    ("released", "expected"),
+    [
+        # A and B leave, C stays: who stays is released first, then the others in their order.
+        (1, ([("left", 1)], [("left", 1)], [i64(1)])),
+        (2, ([i64(1), ("left", 0)], [("left", 1)], [i64(1)])),
+        (3, ([i64(1), ("left", 0)], [i64(1), ("left", 0)], [i64(1)])),
+    ],
+)
+def test_leaves_that_cross_a_release_are_for_those_who_were_not_released(
+    bench: Bench, released: int, expected: tuple[list[object], ...]
+) -> None:
+    ranks = clients(3)
+    arrivals = [bench.arrive(rank, 9) for rank in ranks]
+    bench.send()
+    bench.leave(ranks[0], arrivals[0])
+    bench.leave(ranks[1], arrivals[1])
+    assert bench.send() == [leave(0, 1), leave(0, 1)]
+    bench.take(0, i64(released))
+    left = 3 - released
+    for tag in (1, 2):  # the store takes back while there is one
+        bench.take(tag, i64(min(left, 1)))
+        left -= min(left, 1)
+    assert tuple(rank.got for rank in ranks) == expected
+
+
+def test_no_more_leave_than_have_arrived_before_the_arrival_was_sent(bench: Bench) -> None:
+    rank, other = clients(2)
+    arrival = bench.arrive(rank, 9, 1)
+    bench.arrive(other, 9, 2)
+    bench.leave(rank, arrival, 2)
+    assert rank.got == [("left", 1)]
+    assert bench.send() == [arrive(b"b", 9, 2)]

@@ -28,7 +28,6 @@ from ends import (
     session,
     wait_in_turn,
 )
-from rallypoint.errors import ProtocolError
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
@@ -37,9 +36,8 @@ from rallypoint.store.rollcall.snapshot import Operation, Snapshot
 from rallypoint.store.wire import whole as whole_requests
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import Op
-from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
-from test_looking import PING, finish, hello, look, seen_by, told
+from test_looking import PING, seen_by, told
 
 pytestmark = pytest.mark.windows
 
@@ -176,16 +174,6 @@ def test_what_was_known_once_is_counted_still(monkeypatch: pytest.MonkeyPatch) -
     assert client.connection.operations == 400
 
 
-@each_front
-def test_what_is_told_to_those_who_look_counts_as_well(make: Callable[[], Desk]) -> None:
-    desk = make()
-    (client,) = desk.open()
-    client.send(hello(rank(3)) + look())
-    finish(desk.front)
-    desk.settle()
-    assert counted(desk.front) == {Op.DELETE_KEY: 1, Op.LOOK: 1}
-
-
 # Sessions
 
 
@@ -206,24 +194,6 @@ def test_the_requests_of_a_relay_are_counted_by_their_kinds_and_its_batches_too(
     assert counted(desk.front)[Op.BATCH] == 3
 
 
-@repeatable
-@given(data=st.data())
-def test_batches_may_come_in_pieces_beside_other_requests(data: st.DataObject) -> None:
-    desk = Desk(Core())
-    (end,) = desk.open()
-    kinds = data.draw(st.lists(st.lists(st.sampled_from(IN_BATCHES), max_size=12), max_size=4))
-    whole = session() + PRESENT
-    for number, each in enumerate(kinds, 1):
-        whole += batch(number, 0, *(KINDS[op] for op in each)) + PING
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
-    for begin, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        if begin != stop:
-            end.send(whole[begin:stop])
-    expected = Counter(op for each in kinds for op in each)
-    expected += Counter({Op.SESSION: 1, Op.PRESENT: 1, Op.BATCH: len(kinds), Op.PING: len(kinds)})
-    assert counted(desk.front) == expected
-
-
 # Violations
 
 
@@ -238,27 +208,6 @@ def test_what_came_before_a_violation_counts_and_nothing_is_less_than_none(viola
         refused = Counter({Op.ADD: 1} if violation[0] == Op.ADD else {})  # read, though not carried out
         assert counted(desk.front) == Counter(before) + refused + Counter({Op.SET: 1, Op.GET: 1})
         assert min(desk.front.counts().values()) >= 0
-
-
-def test_who_is_refused_with_its_only_request_is_counted() -> None:
-    desk = Desk(Core())
-    other, client = desk.open(2)
-    other.send(set_(b"word", b"x"))
-    client.send(add(b"word", 1))
-    assert client.error is not None
-    assert counted(desk.front) == {Op.SET: 1, Op.ADD: 1}
-    assert min(desk.front.counts().values()) >= 0
-
-
-def test_a_parser_counts_what_it_hands_over() -> None:
-    core = Core()
-    client = core.open("client")
-    client.receive(VALIDATE + PING)
-    with pytest.raises(ProtocolError):
-        client.receive(PING + PING + b"\xff")
-    assert client.operations == 3
-    core.close(client)
-    assert (client.operations, core.clients.operations) == (0, 3)
 
 
 def test_a_relay_counts_what_its_clients_ask_not_what_it_asks() -> None:

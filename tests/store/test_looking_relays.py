@@ -368,7 +368,7 @@ def test_what_a_relay_tells_is_in_nobodys_way() -> None:
     relay.answer((0, 0, b""), (1, 0, blob(b"v")))
     assert client.take() == blob(b"v")
     relay.core.check_invariants()
-    assert relay.core.requests.combiner.held_bytes == 0
+    assert relay.core.combiner.held_bytes == 0
 
 
 def test_that_a_relay_was_heard_does_not_prove_that_anything_else_was() -> None:

@@ -126,7 +126,7 @@ def test_a_client_that_leaves_a_relay_takes_back_its_waits_in_slices() -> None:
     client.send(waits(0, 5_000))
     wire.run()
     assert isinstance(relay.front, RelayCore)
-    combiner = relay.front.requests.combiner
+    combiner = relay.front.combiner
     client.close()
     assert combiner.unsent_cost < 200_000
     for _ in range(200):

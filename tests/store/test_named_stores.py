@@ -6,7 +6,6 @@ import errno
 import json
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -241,18 +240,6 @@ def test_a_client_that_resets_right_behind_a_name_has_left(backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_client_whose_answer_before_the_name_cannot_be_sent_enters_no_store(backend: str) -> None:
-    with _watched(backend) as (server, port), RawClient(port) as client:
-        assert client.answers()
-        with server.standing():
-            client.send(request(Op.PING, tail=bytes(4)) + _enter("a"))
-            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
-        until(lambda: not server.connections, "it has left")
-        assert not server.names
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_store_that_cannot_be_made_costs_its_client_alone(
     backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,17 +254,6 @@ def test_a_store_that_cannot_be_made_costs_its_client_alone(
         until(lambda: "the server failed to serve it" in caplog.text, "it is logged")
         assert not server.names
         assert clients.count("a") == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts them so")
-def test_a_store_with_a_name_opens_no_file() -> None:
-    with running_here(_serving()) as port, ExitStack() as stack:
-        clients, process = _clients(port, stack), psutil.Process()
-        assert clients.count() == 1
-        files = process.num_fds()
-        for number in range(10):
-            assert clients.count(f"{number}") == 1
-        assert process.num_fds() == files + 2 * 10, "both ends of each connection"
 
 
 def _hoard(client: RawClient, count: int) -> None:

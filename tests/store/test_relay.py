@@ -21,11 +21,10 @@ import pytest
 
 from cable import Cable, cable_to
 from command_line import invoke
-from processes import Server, end, is_wine, relaying, sends_signals, serving, torch_serving
+from processes import Server, is_wine, relaying, sends_signals, serving, torch_serving
 from rallypoint.build import in_use
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
-    ConnectError,
     ConnectionLostError,
     ServerStartError,
     StoreTimeoutError,
@@ -148,13 +147,6 @@ def test_an_upstream_that_cannot_be_is_a_usage_error() -> None:
     assert "HOST:PORT" in result.stderr
 
 
-def test_a_relay_has_no_stores_with_names(site: Site) -> None:
-    refused = invoke("relay", "--upstream", f"127.0.0.1:{site.relay().port}", "--name", "run-1")
-    assert isinstance(refused.exception, ConnectError)
-    assert "has no store named 'run-1'" in refused.exception.message
-    assert "`rallypoint serve`" in refused.exception.hint
-
-
 def test_a_relay_says_that_its_upstream_is_not_there() -> None:
     with pytest.raises(ServerStartError, match=r"cannot reach the store at 127\.0\.0\.1:1 within 0\.3 s"):
         host_relay([("127.0.0.1", 1)], seconds=0.3)
@@ -180,22 +172,6 @@ def test_of_two_relays_of_a_machine_one_says_that_the_store_was_away(
         relay.release()
 
 
-def test_a_hosted_relay_ends_with_its_parent(site: Site) -> None:
-    code = (
-        "import sys; from rallypoint.store.relay.hosting import host_relay\n"
-        f"relay = host_relay([('127.0.0.1', {site.server.port})])\n"
-        "print(relay.pid, flush=True); sys.stdin.read()"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    relay = psutil.Process(int(parent.stdout.readline()))
-    end(parent)
-    psutil.wait_procs([relay], timeout=SECONDS)
-    assert not relay.is_running()
-
-
 # What clients see
 
 
@@ -210,15 +186,6 @@ def test_a_value_that_eight_ranks_read_crosses_the_network_once(site: Site) -> N
     assert size < site.cable.carried_down - before < size + 10_000
     site.connect(site.server).set("big", b"y" * size)
     assert {rank.get("big") for rank in ranks} == {b"y" * size}
-
-
-def test_adds_of_many_threads_are_counted_once_each(site: Site) -> None:
-    relay = site.relay()
-    ranks = [site.connect(relay) for _ in range(RANKS)]
-    with ThreadPoolExecutor(RANKS) as pool:
-        seen = list(pool.map(lambda rank: [rank.add("n", 1) for _ in range(100)], ranks))
-    assert sorted(number for each in seen for number in each) == list(range(1, 100 * RANKS + 1))
-    assert all(each == sorted(each) for each in seen)
 
 
 @counts_files
@@ -289,22 +256,6 @@ def test_a_cut_costs_a_delay_and_nothing_else(site: Site) -> None:
     other.send(barrier(b"b", 2))
     assert [waiting[1].read(1), other.read(1)] == [b"\0", b"\0"]
     assert "nothing is lost" in site.server.read_log()
-
-
-def test_requests_made_while_the_way_is_down_are_answered_later(site: Site) -> None:
-    relay = site.relay()
-    rank = site.connect(relay)
-    rank.set("key", "value")
-    site.cable.unplug()
-    await_log(relay, "lost the connection")
-    with ThreadPoolExecutor(2) as pool:
-        adding = pool.submit(rank.add, "n", 1)
-        getting = pool.submit(site.connect(relay).get, "key")
-        assert not adding.done()
-        site.cable.plug_in()
-        assert adding.result(SECONDS) == 1
-        assert getting.result(SECONDS) == b"value"
-    await_log(relay, "answers again")
 
 
 def test_ranks_are_told_when_the_way_is_down_for_too_long(site: Site) -> None:
@@ -449,17 +400,6 @@ def test_a_rank_that_does_not_read_is_closed(site: Site) -> None:
         assert other.answers()
     await_log(relay, "closed", "the limit unsent_bytes")
     assert other.get(b"big") == b"x" * 4_000_000
-
-
-def test_limits_of_the_server_hold_behind_a_relay(caplog: pytest.LogCaptureFixture) -> None:
-    with ExitStack() as stack:
-        upstream = stack.enter_context(running_here(server_with(value_bytes=1_000)))
-        port = stack.enter_context(running_here(relay_of(upstream)))
-        good, bad = (stack.enter_context(RawClient(port)) for _ in range(2))
-        bad.send(request(Op.SET, b"key", b"x" * 2_000), request(Op.PING, tail=b"ping"))
-        assert bad.read_rest() == b""
-        assert good.answers()
-        assert "the limit value_bytes is 1,000" in caplog.text
 
 
 # A store of torch's own

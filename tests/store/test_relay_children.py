@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ends import (
-    BYE,
     CALLED,
     DONE,
-    REFUSED,
     TOKEN,
     UNCHANGED,
     ByHand,
-    Desk,
     Played,
     arrive,
     blob,
@@ -21,14 +18,12 @@ from ends import (
     leave,
     pop_called,
     recall,
-    relay_on,
     wait_in_turn,
 )
-from rallypoint.store.core.store import Core
-from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.encoding import counted_request
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import ASK
-from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
+from test_core import add, barrier, get, pop, wait
 
 pytestmark = pytest.mark.windows
 
@@ -59,30 +54,6 @@ def test_requests_of_a_session_are_joined_with_those_of_ranks(relay: ByHand, chi
     assert rank.take() == i64(2) + blob(b"v")
 
 
-def test_the_requests_of_a_session_stay_in_their_order(relay: ByHand, child: Played) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(get(b"k"))
-    child.send(set_(b"k", b"v"), get(b"k"))
-    assert relay.asked() == [get(b"k"), set_(b"k", b"v"), get(b"k")]
-
-
-def test_a_refusal_is_passed_on_to_who_asked(relay: ByHand, child: Played) -> None:
-    child.send(add(b"k", 1), get(b"k"))
-    relay.asked()
-    relay.answer((0, REFUSED, b"no number"), (1, DONE, blob(b"word")))
-    assert child.items() == [(0, REFUSED, b"no number"), (1, DONE, blob(b"word"))]
-
-
-def test_what_the_store_would_not_take_is_refused_alone() -> None:
-    relay = ByHand(most_bytes=1_000)
-    child = Played(relay.desk, CHILD)
-    assert child.send(set_(b"k", b"v" * 1_000), get(b"k")) == []
-    assert relay.asked() == [get(b"k")]
-    ((tag, status, why),) = child.items()
-    assert (tag, status) == (0, REFUSED)
-    assert b"the store takes" in why
-
-
 def test_a_long_value_crosses_once_on_every_way(relay: ByHand, child: Played) -> None:
     other = Played(relay.desk, bytes(16))
     child.send(get(b"k"))
@@ -101,35 +72,6 @@ def test_a_long_value_crosses_once_on_every_way(relay: ByHand, child: Played) ->
     assert child.items() == [(2, DONE, blob(b"w" * 300))]
 
 
-def test_when_a_wait_ended_is_not_known_in_the_batches_of_the_relay_below(
-    relay: ByHand, child: Played
-) -> None:
-    child.send(wait(b"k"))
-    assert relay.asked() == [wait(b"k")]
-    relay.answer((0, DONE, end_of_wait(1)))
-    assert child.items() == [(0, DONE, end_of_wait(0))]
-
-
-def test_a_wait_that_is_left_is_left_upstream(relay: ByHand, child: Played) -> None:
-    child.send(wait(b"k"), wait_in_turn(b"q"))
-    assert relay.asked() == [wait(b"k"), wait_in_turn(b"q")]
-    assert child.send(leave(0), leave(1), leave(1)) == [
-        (2, DONE, i64(1)),
-        (3, DONE, i64(1)),
-        (4, DONE, i64(0)),
-    ]
-    assert relay.asked() == [leave(0), leave(1)]
-
-
-@pytest.mark.parametrize("weight", [0, (1 << 24) + 1, 1 << 63])
-def test_an_arrival_of_none_or_too_many_is_refused_alone(relay: ByHand, child: Played, weight: int) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(barrier(b"b", 2))
-    ((tag, status, _),) = child.send(arrive(b"b", 2, weight))
-    assert (tag, status) == (0, REFUSED)
-    assert relay.asked() == [arrive(b"b", 2, 1)]
-
-
 def test_what_waits_and_arrives_is_given_up_with_the_session(relay: ByHand, child: Played) -> None:
     child.send(wait(b"k"), arrive(b"b", 3, 2), wait(b"q"))
     assert relay.asked() == [wait(b"k"), arrive(b"b", 3, 2), wait(b"q")]
@@ -137,7 +79,7 @@ def test_what_waits_and_arrives_is_given_up_with_the_session(relay: ByHand, chil
     child.end.send(b"\x23")
     assert sorted(relay.asked()) == [leave(0), leave(1, 2), leave(2)]
     relay.answer(*((tag, DONE, i64(1)) for tag in (3, 4, 5)))
-    assert relay.core.requests.combiner.held_bytes == 0
+    assert relay.core.combiner.held_bytes == 0
 
 
 # Arrivals of who is away
@@ -157,14 +99,6 @@ def test_arrivals_are_taken_back_upstream_and_given_again(relay: ByHand, child: 
     relay.answer((2, DONE, i64(1)))
     assert child.items() == [(0, DONE, i64(1)), (0, DONE, i64(1))]
     assert child.send(leave(0)) == [(1, DONE, i64(0))]
-
-
-def test_arrivals_that_were_not_sent_are_taken_back_at_once(relay: ByHand, child: Played) -> None:
-    child.send(arrive(b"b", 3, 2))
-    child.lose()
-    assert relay.asked() == []
-    assert child.come_back() == []
-    assert relay.asked() == [arrive(b"b", 3, 2)]
 
 
 def test_a_release_that_crosses_is_told_when_the_session_is_back(relay: ByHand, child: Played) -> None:
@@ -190,45 +124,6 @@ def test_who_is_back_before_it_is_known_who_was_taken_back_arrives_again_then(
     assert child.items() == [(1, DONE, i64(1))]
 
 
-def test_who_is_lost_again_meanwhile_stays_uncounted(relay: ByHand, child: Played) -> None:
-    child.send(arrive(b"b", 3, 2))
-    relay.asked()
-    child.lose()
-    relay.asked()
-    child.come_back()
-    child.lose()
-    assert relay.answer((1, DONE, i64(2))) == []
-    child.come_back()
-    assert relay.asked() == [arrive(b"b", 3, 2)]
-
-
-def test_who_leaves_while_its_session_is_not_present_does_not_arrive_again(
-    relay: ByHand, child: Played
-) -> None:
-    child.send(arrive(b"b", 3, 2))
-    relay.asked()
-    child.lose()
-    relay.asked()
-    relay.answer((1, DONE, i64(2)))
-    child.open()
-    assert child.send(leave(0, 1)) == [(1, DONE, i64(1))]
-    child.present()
-    assert relay.asked() == [arrive(b"b", 3, 1)]
-    assert child.send(leave(0, 7)) == []
-    assert relay.asked() == [leave(2, 1)]
-    relay.answer((3, DONE, i64(1)))
-    assert child.items() == [(2, DONE, i64(1))]
-
-
-def test_no_more_leave_while_their_session_is_away_than_are_there(relay: ByHand, child: Played) -> None:
-    child.send(arrive(b"b", 3, 2))
-    child.lose()
-    child.open()
-    assert child.send(leave(0, 5), leave(0, 1)) == [(1, DONE, i64(2)), (2, DONE, i64(0))]
-    child.present()
-    assert relay.asked() == []
-
-
 def test_a_leave_of_more_than_are_left_after_a_release_is_of_those_alone(
     relay: ByHand, child: Played
 ) -> None:
@@ -248,33 +143,7 @@ def test_a_leave_of_more_than_are_left_after_a_release_is_of_those_alone(
     assert rank.take() == b"\x00"
 
 
-def test_a_leave_right_behind_the_return_takes_back_no_more_than_are_left(
-    relay: ByHand, child: Played
-) -> None:
-    child.send(arrive(b"b", 3, 4))
-    relay.asked()
-    child.lose()
-    relay.asked()
-    relay.answer((0, DONE, i64(3)), (1, DONE, i64(1)))
-    child.open()
-    child.present()
-    assert child.send(leave(0, 2)) == [(1, DONE, i64(1))]
-    assert relay.asked() == []
-
-
 # Waits and calls of who is away
-
-
-def test_the_call_of_one_who_is_lost_waits_for_it(relay: ByHand, child: Played) -> None:
-    child.send(wait(b"q"))
-    relay.asked()
-    relay.answer((0, CALLED, end_of_wait(1)))
-    assert child.items() == [(0, CALLED, end_of_wait(0))]
-    child.lose()
-    assert relay.asked() == []
-    child.come_back()
-    child.send(pop_called(b"q", 0))
-    assert relay.asked() == [pop_called(b"q", 0)]
 
 
 def test_a_call_is_passed_on_and_answered_by_a_pop(relay: ByHand, child: Played) -> None:
@@ -286,23 +155,6 @@ def test_a_call_is_passed_on_and_answered_by_a_pop(relay: ByHand, child: Played)
     assert relay.asked() == [pop_called(b"q", 0), pop(b"q")]
     relay.answer((1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0)))
     assert child.items() == [(1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0))]
-
-
-def test_a_pop_by_a_wait_that_was_not_called_leaves_the_wait_as_it_is(relay: ByHand, child: Played) -> None:
-    child.send(wait(b"k"), pop_called(b"q", 0))
-    assert relay.asked() == [wait(b"k"), pop(b"q")]
-    relay.answer((1, DONE, i64(0)))
-    child.end.send(BYE)
-    assert relay.asked() == [leave(0)]
-
-
-def test_a_call_that_will_not_be_followed_is_dismissed(relay: ByHand, child: Played) -> None:
-    child.send(wait(b"q"))
-    relay.asked()
-    relay.answer((0, CALLED, end_of_wait(1)))
-    child.items()
-    assert child.send(leave(0)) == [(1, DONE, i64(1))]
-    assert relay.asked() == [leave(0)]
 
 
 def test_a_push_that_comes_while_its_waiter_is_away_is_for_another(relay: ByHand, child: Played) -> None:
@@ -319,28 +171,6 @@ def test_a_push_that_comes_while_its_waiter_is_away_is_for_another(relay: ByHand
     assert child.items() == [(0, CALLED, end_of_wait(0))]
 
 
-def test_a_push_that_comes_while_all_are_away_is_handed_back(relay: ByHand, child: Played) -> None:
-    child.send(wait(b"q"))
-    relay.asked()
-    child.lose()
-    assert relay.answer((0, CALLED, end_of_wait(1))) == [leave(0)]
-    relay.answer((1, DONE, i64(1)))
-    child.open()
-    assert child.send(leave(0)) == [(1, DONE, i64(1))]
-    child.present()
-    assert relay.asked() == []
-
-
-def test_a_wait_that_ends_while_its_session_is_away_is_answered_when_it_is_back(
-    relay: ByHand, child: Played
-) -> None:
-    child.send(wait(b"k"))
-    relay.asked()
-    child.lose()
-    relay.answer((0, DONE, end_of_wait(1)))
-    assert child.come_back() == [(0, DONE, end_of_wait(0))]
-
-
 def test_a_wait_that_has_to_be_asked_anew_is_asked_anew_though_its_session_is_away(
     relay: ByHand, child: Played
 ) -> None:
@@ -355,42 +185,3 @@ def test_a_wait_that_has_to_be_asked_anew_is_asked_anew_though_its_session_is_aw
 
 
 # Three deep
-
-
-def test_ranks_two_relays_away_meet_one_at_the_store_whatever_breaks() -> None:
-    store = Desk(Core())
-    upper, upper_wire = relay_on(store)
-    lower, lower_wire = relay_on(upper, 2)
-    one, two = lower.open(2)
-    (outsider,) = store.open()
-
-    def run() -> None:
-        for _ in range(4):
-            lower_wire.run()
-            upper_wire.run()
-
-    one.send(barrier(b"b", 3))
-    two.send(barrier(b"b", 3))
-    run()
-    lower_wire.lose()
-    upper_wire.run()
-    assert outsider.ask(barrier(b"b", 3)) == b""
-    upper_wire.lose()
-    lower_wire.connect()
-    upper_wire.connect()
-    run()
-    assert (one.take(), two.take(), outsider.take()) == (b"\x00", b"\x00", b"\x00")
-    one.send(add(b"n", 1) + get(b"n"))
-    lower_wire.push()
-    upper_wire.push()
-    lower_wire.lose()
-    upper_wire.lose()
-    upper_wire.connect()
-    lower_wire.connect()
-    run()
-    assert one.take() == i64(1) + blob(b"1")
-    outsider.send(push(b"q", b"v") + request(Op.GETNUMKEYS))
-    assert outsider.take() == i64(1)
-    two.send(wait(b"q") + pop(b"q") + CANCEL_WAIT)
-    run()
-    assert two.take() in (b"\x00" + i64(1) + blob(b"v") + b"\x01", i64(1) + blob(b"v") + b"\x01")

@@ -15,7 +15,6 @@ from ends import (
     Batch,
     ByHand,
     Desk,
-    Wire,
     arrive,
     batch,
     blob,
@@ -31,7 +30,7 @@ from ends import (
     welcome,
 )
 from rallypoint.errors import LimitError, ProtocolError, SessionLostError
-from rallypoint.store.core.outbox import Close, DriverTask
+from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.upstream import BEAT, BYE
@@ -70,28 +69,6 @@ def test_replies_come_in_the_order_of_the_requests(relay: ByHand) -> None:
     assert rank.ask(PING) == b"ping"
 
 
-def test_the_end_of_a_wait_stands_behind_what_was_asked_before_and_holds_up_nothing(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(get(b"k") + wait(b"w") + get(b"l"))
-    assert relay.asked() == [get(b"k"), wait(b"w"), get(b"l")]
-    relay.answer((1, DONE, end_of_wait(1)))
-    assert rank.take() == b""
-    relay.answer((0, DONE, blob(b"v")))
-    assert rank.take() == blob(b"v") + b"\x00"
-    relay.answer((2, DONE, blob(b"w")))
-    assert rank.take() == blob(b"w")
-
-
-def test_what_stands_behind_a_wait_need_not_wait_for_it(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(wait(b"w") + get(b"l") + wait(b"x") + get(b"m"))
-    assert len(relay.asked()) == 4
-    relay.answer((1, DONE, blob(b"1")), (3, DONE, blob(b"2")))
-    assert rank.take() == blob(b"1") + blob(b"2")
-    relay.answer((2, DONE, end_of_wait(1)), (0, DONE, end_of_wait(1)))
-    assert rank.take() == b"\x00\x00"
-
-
 def test_a_ping_behind_a_wait_comes_back_from_the_store(relay: ByHand) -> None:
     first, second = relay.desk.open(2)
     assert first.ask(wait(b"w") + PING) == b""
@@ -120,26 +97,10 @@ def test_whatever_is_pipelined_and_cut_is_answered_as_by_the_store(data: st.Data
         rank.send(each)
     wire.run()
     assert rank.take() == direct.ask(b"".join(sent))
-    assert wire.core.requests.combiner.held_bytes == 0
-
-
-def test_what_stands_behind_a_cancel_that_is_answered_at_once_comes_behind_its_answer(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    assert rank.ask(barrier(b"b", 2) + CANCEL_WAIT + PING) == b"\x01ping"
+    assert wire.core.combiner.held_bytes == 0
 
 
 # Cancelling, and barriers
-
-
-def test_a_cancel_of_waits_is_answered_at_once(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(wait(b"w"))
-    assert relay.asked() == [wait(b"w")]
-    assert rank.ask(CANCEL_WAIT) == b"\x01"
-    assert relay.asked() == [leave(0)]
-    relay.answer((0, DONE, end_of_wait(1)), (1, DONE, i64(0)))
-    assert rank.take() == b""
-    assert rank.ask(CANCEL_WAIT) == b"\x01"
 
 
 @pytest.mark.parametrize("is_released", [True, False])
@@ -155,32 +116,6 @@ def test_a_cancel_at_a_barrier_waits_until_it_is_known_who_was_released(
         relay.answer((0, DONE, i64(1)))
     relay.answer((1, DONE, i64(not is_released)), (2, DONE, blob(b"v")))
     assert rank.take() == (b"\x00\x01" if is_released else b"\x01") + blob(b"v") + blob(b"")
-
-
-def test_a_cancel_of_several_barriers_is_answered_once_all_are_known(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(barrier(b"b", 2) + barrier(b"c", 2))
-    relay.asked()
-    rank.send(CANCEL_WAIT)
-    assert relay.asked() == [leave(0, 1), leave(1, 1)]
-    relay.answer((2, DONE, i64(1)))
-    assert rank.take() == b""
-    relay.answer((1, DONE, i64(1)), (3, DONE, i64(0)))
-    assert rank.take() == b"\x00\x01"
-
-
-def test_who_has_cancelled_may_arrive_again_before_it_is_known(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(barrier(b"b", 2))
-    relay.asked()
-    rank.send(CANCEL_WAIT + barrier(b"b", 2))
-    assert relay.asked() == [leave(0, 1), arrive(b"b", 2, 1)]
-    relay.answer((1, DONE, i64(1)))
-    assert rank.take() == b"\x01"
-    relay.answer((2, DONE, i64(1)))
-    assert rank.take() == b"\x00"
-    rank.send(barrier(b"b", 2))
-    assert rank.error is None
 
 
 def test_who_was_released_before_it_left_still_waits_where_it_has_arrived_again(relay: ByHand) -> None:
@@ -246,17 +181,6 @@ def test_who_is_refused_is_closed_behind_its_earlier_replies(relay: ByHand) -> N
     assert (other.take(), other.error) == (blob(b"word"), None)
 
 
-def test_who_is_refused_is_owed_nothing_for_what_it_asked_since() -> None:
-    relay = ByHand()
-    rank = relay.core.open("rank")
-    rank.receive(VALIDATE + add(b"k", 1) + get(b"k"))
-    relay.asked()
-    assert rank.is_owed
-    relay.core.receive_upstream(frame(1, 1, (0, REFUSED, b"no number")))
-    assert not rank.is_owed
-    assert [each.client for each in relay.core.outbox.take_others() if isinstance(each, Close)] == [rank]
-
-
 def test_who_breaks_a_rule_gets_what_it_is_owed_however_its_stream_is_cut() -> None:
     """The 16th reply that is due is a reason to pause: the violation behind it is not read before."""
     too_long = b"\x01" + blob(b"key") + i64(1 << 40)
@@ -284,18 +208,10 @@ def test_who_is_owed_much_is_read_no_further_whatever_it_asks_for() -> None:
     relay = ByHand()
     (rank,) = relay.desk.open()
     rank.send(get(b"k") + BEAT * 1_000)
-    assert relay.core.requests.replies_due == 16
+    assert relay.core.combiner.replies_due == 16
     relay.asked()
     relay.answer((0, DONE, blob(b"v")))
     assert rank.take() == blob(b"v") + blob(b"") * 1_000
-
-
-def test_a_wait_that_is_refused_closes_its_client(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(wait(b"w"))
-    relay.asked()
-    relay.answer((0, REFUSED, b"too many"))
-    assert "too many" in str(rank.error)
 
 
 def test_what_a_client_leaves_behind_is_given_up(relay: ByHand) -> None:
@@ -313,18 +229,7 @@ def test_what_a_client_leaves_behind_is_given_up(relay: ByHand) -> None:
     relay.answer(*((tag, DONE, i64(1)) for tag in (4, 5, 6)))
     relay.answer((2, DONE, i64(1)))
     assert other.take() == b"\x00"
-    assert relay.core.requests.combiner.held_bytes == 0
-
-
-def test_an_ended_client_still_gets_the_replies_to_what_it_has_asked(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(get(b"k") + wait(b"w"))
-    relay.core.end(next(iter(relay.core.clients)))
-    assert rank.connection.is_owed
-    assert relay.asked() == [get(b"k")]
-    relay.answer((0, DONE, blob(b"v")))
-    assert rank.take() == blob(b"v")
-    assert not rank.connection.is_owed
+    assert relay.core.combiner.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -338,7 +243,7 @@ def test_what_the_store_would_not_take_is_refused_and_nothing_is_owed_for_it(too
     assert "the store takes" in str(rank.error)
     other.send(set_(b"k", b"v" * 800))
     assert relay.asked() == [set_(b"k", b"v" * 800)]
-    assert not relay.core.requests.replies_due or other.error is None
+    assert not relay.core.combiner.replies_due or other.error is None
 
 
 def test_clients_are_held_back_while_too_much_is_under_way() -> None:
@@ -380,19 +285,6 @@ def test_who_cancels_after_it_was_called_hands_the_call_on(relay: ByHand) -> Non
     assert relay.asked() == [leave(0)]
 
 
-def test_who_is_called_twice_to_a_queue_keeps_one_call(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(wait(b"q"))
-    relay.asked()
-    relay.answer((0, CALLED, end_of_wait(1)))
-    rank.send(wait(b"q"))
-    relay.asked()
-    assert relay.answer((1, CALLED, end_of_wait(2))) == [leave(0)]
-    relay.answer((2, DONE, i64(1)))
-    rank.send(pop(b"q"))
-    assert relay.asked() == [pop_called(b"q", 1)]
-
-
 # The session upstream
 
 
@@ -417,14 +309,6 @@ def test_a_session_is_opened_and_batches_are_sent_byte_by_byte() -> None:
     core.check_invariants()
 
 
-def test_what_the_welcome_says_is_heeded() -> None:
-    core = RelayCore(TOKEN)
-    core.connect()
-    assert core.upstream.keeps_seconds == 60.0
-    core.receive_upstream(welcome(keeps=1_500, most_bytes=123))
-    assert (core.upstream.keeps_seconds, core.upstream.most_bytes) == (1.5, 123)
-
-
 def test_batches_are_cut_at_what_the_upstream_takes() -> None:
     relay = ByHand(most_bytes=205)
     (rank,) = relay.desk.open()
@@ -434,17 +318,6 @@ def test_batches_are_cut_at_what_the_upstream_takes() -> None:
     (first,) = read_upstream(sent)
     assert isinstance(first, Batch)
     assert len(first.requests) == 2
-
-
-def test_what_does_not_fit_beside_a_long_wait_goes_in_the_next_batch_at_once() -> None:
-    relay = ByHand(most_bytes=205)
-    first, second = relay.desk.open(2)
-    first.send(wait(b"a" * 60, b"b" * 60))
-    second.send(get(b"k" * 60))
-    batches = [each for each in read_upstream(relay.core.flush()) if isinstance(each, Batch)]
-    assert [each.requests for each in batches] == [[wait(b"a" * 60, b"b" * 60)], [get(b"k" * 60)]]
-    relay.answer((1, DONE, blob(b"v")))
-    assert second.take() == blob(b"v")
 
 
 @pytest.mark.parametrize("answer", [2, 3, 255])
@@ -524,14 +397,6 @@ def test_an_empty_batch_is_sent_only_when_there_is_something_to_tell(relay: ByHa
     assert told(relay) == b""  # the SESSION has told it
 
 
-def test_that_much_has_come_is_told_within_a_second(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(get(b"k"))
-    relay.asked()
-    relay.answer((0, DONE, blob(b"v" * 100_000)))
-    assert relay.core.upstream.tick() == batch(2, 1)
-
-
 def test_what_was_not_taken_is_sent_again_as_it_was_and_present_comes_last(relay: ByHand) -> None:
     (rank,) = relay.desk.open()
     rank.send(wait(b"a"))
@@ -550,76 +415,3 @@ def test_what_was_not_taken_is_sent_again_as_it_was_and_present_comes_last(relay
     relay.core.lose_upstream()
     relay.core.connect()
     assert relay.core.receive_upstream(welcome(1, 3)) == PRESENT
-
-
-def break_an_exchange(up: int | None, down: int | None) -> None:
-    """Two adds, a wait and a read, over a connection that is lost after so many bytes."""
-    store = Desk(Core())
-    relay, wire = relay_on(store)
-    first, second = relay.open(2)
-    (outsider,) = store.open()
-    first.send(add(b"n", 1) + wait(b"k") + get(b"n"))
-    second.send(add(b"n", 1))
-    wire.push(up)
-    if down is not None:
-        wire.pull(down)
-    outsider.send(set_(b"k"))
-    wire.lose()
-    wire.connect()
-    wire.run()
-    assert first.take() in (i64(1) + b"\x00" + blob(b"2"), i64(1) + blob(b"2") + b"\x00")
-    assert second.take() == i64(2)
-    assert outsider.ask(get(b"n")) == blob(b"2")
-    assert wire.core.requests.combiner.held_bytes == 0
-
-
-def test_an_exchange_that_breaks_is_carried_out_and_answered_once() -> None:
-    for up in range(0, 110, 9):
-        break_an_exchange(up, None)
-    for down in (*range(0, 90, 7), None):
-        break_an_exchange(None, down)
-
-
-@pytest.mark.parametrize("count", [0, 1, 24, 25])
-def test_a_connection_that_is_lost_before_or_with_the_welcome_is_no_loss(count: int) -> None:
-    store = Desk(Core())
-    relay = Desk(RelayCore(TOKEN))
-    wire = Wire(relay, store)
-    (rank,) = relay.open()
-    rank.send(add(b"n", 1))
-    for _ in range(3):
-        wire.push()
-        wire.pull(count)
-        wire.lose()
-        wire.connect()
-    wire.run()
-    assert rank.take() == i64(1)
-    assert len(store.front.sessions) == 1
-
-
-def test_a_store_that_was_started_anew_is_not_mistaken_for_the_old_one() -> None:
-    relay, wire = relay_on(Desk(Core()))
-    wire.lose()
-    wire.upstream = Desk(Core())
-    wire.connect()
-    wire.push()
-    with pytest.raises(SessionLostError):
-        wire.pull()
-    wire.core.reset(bytes(16))
-    wire.connect()
-    wire.run()
-    (rank,) = relay.open()
-    rank.send(add(b"n", 1))
-    wire.run()
-    assert rank.take() == i64(1)
-
-
-def test_a_wait_that_is_refused_behind_another_request_closes_its_client_after_the_reply_to_that() -> None:
-    relay = ByHand(most_bytes=1_000)
-    (rank,) = relay.desk.open()
-    rank.send(get(b"k") + wait(*([b"k" * 100] * 10)))
-    assert relay.asked() == [get(b"k")]
-    assert rank.error is None
-    relay.answer((0, DONE, blob(b"v")))
-    assert rank.take() == blob(b"v")
-    assert "the store takes" in str(rank.error)

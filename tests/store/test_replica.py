@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ends import BEAT, SIGN_OF_LIFE, batch, note, session
+from ends import BEAT, SIGN_OF_LIFE, note, session
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.context import About
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.outbox import Close, DriverTask, GoOn
 from rallypoint.store.core.store import Core
-from rallypoint.store.replica.core import callers
 from rallypoint.store.replica.core import replica as replica_module
-from rallypoint.store.replica.core.callers import Caller
-from rallypoint.store.replica.core.leader import LeaderCore
+from rallypoint.store.replica.core.leader import Caller, LeaderCore
 from rallypoint.store.replica.core.records import (
     Assembly,
     Entry,
@@ -376,41 +374,6 @@ def test_a_look_tells_the_process_the_bytes_and_whether_there_is_such_a_store() 
     assert judge(nowhere).trouble == "there is no store named nope here"
 
 
-def test_a_new_leader_knows_the_sessions_of_the_old_one() -> None:
-    log: list[bytes] = []
-    old = Leader(log)
-    relay, plain = old.open(), old.open()
-    old.ask(relay, session(keep=500), batch(1, 0, request(Op.ADD, b"/k", tail=pack_i64(3))), b"\x22")
-    old.ask(plain, counted_request(Op.WAIT, [b"/never"]))
-    replica = Replica(LIMITS)
-    for part in log:
-        replica.take(part)
-    new = Leader(log, replica)
-    new.commit()
-    again = new.open()
-    frames = new.ask(again, session(keep=500, taken=0, known=True))
-    assert pack_i64(3) in frames
-    assert new.ask(again, batch(2, 1, request(Op.ADD, b"/k", tail=pack_i64(4))), b"\x22").endswith(
-        pack_i64(7)
-    )
-    assert replica.stores[""].waiting == 0, "who waited at the old leader is gone"
-
-
-def test_sessions_expire_by_the_log() -> None:
-    leader = Leader([])
-    relay = leader.open()
-    leader.ask(relay, session(keep=500), b"\x22")
-    leader.close(relay)
-    replica = leader.core.replica
-    for _ in range(3):
-        assert len(replica.stores[""].sessions) == 1
-        leader.tick(0.3, leads=True)
-        leader.commit()
-    leader.tick(0.3, leads=True)
-    leader.commit()
-    assert not len(replica.stores[""].sessions)
-
-
 def test_no_session_is_given_up_because_the_engine_was_away() -> None:
     """Time stands still for the log meanwhile: its relay could not have come back."""
     leader = Leader([])
@@ -571,19 +534,6 @@ def test_rules_that_are_no_limits_are_refused(limit: bytes) -> None:
         Replica().take(link([pack_record(1.0, [Entry(Kind.TERM, 1, rules)])], 0)[0])
 
 
-def test_a_record_that_is_refused_is_named_by_its_number() -> None:
-    replica = Replica()
-    replica.take(link([pack_record(1.0, [])], 0)[0])
-    with pytest.raises(FormatError, match="record 2 of the log: it has an entry of kind 99 and 0 bytes"):
-        replica.take(link([pack_record(1.0, [(99, 0, b"")])], replica.last)[0])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("content", [[], [1], [1, 2, 3], None, 7, [1, 0, 0, 0.0, b"{}", []]])
-def test_a_checkpoint_of_something_else_is_refused(content: object) -> None:
-    with pytest.raises(FormatError):
-        Replica.of(seal(pack(content)))
-
-
 def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:
     entries = [Entry(Kind.REQUESTS, 1, bytes(500))]
     parts = in_parts(pack_record(1.0, entries), MOST)
@@ -663,11 +613,3 @@ def test_other_bytes_are_refused(value: Any, cut: int, data: bytes) -> None:
                 unpack(wrong)
             except (ValueError, UnicodeDecodeError):
                 continue
-
-
-def test_long_data_is_parsed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "_SCANNED_BYTES", 20)
-    leader = Leader([])
-    caller = leader.open()
-    adds = request(Op.ADD, b"/k", tail=pack_i64(1)) * 20
-    assert leader.ask(caller, adds) == b"".join(pack_i64(number) for number in range(1, 21))

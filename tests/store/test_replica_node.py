@@ -186,14 +186,3 @@ def test_a_loss_that_a_standby_finds_ends_the_leader_too() -> None:
         run(KnowsMore(memory))
     with pytest.raises(LostRecordsError, match="record 7 is gone"):
         leader.renew(term)
-
-
-def test_a_loss_is_told_though_the_engine_cannot_be_told() -> None:
-    class GoesAway(MemoryLog):
-        def read(self, sequence: int) -> Sequence[bytes]:
-            memory.is_away = True
-            raise LostRecordsError("record 7 is gone")
-
-    memory = Memory()
-    with pytest.raises(LostRecordsError, match="record 7 is gone"):
-        run(GoesAway(memory))

@@ -109,14 +109,6 @@ def test_frames_are_read_as_they_were_written_from_any_split(
     assert [(*wire.parse_head(payload), list(wire.parse_items(payload))) for payload in found] == sent
 
 
-def test_a_frame_is_given_with_its_last_byte_and_not_before() -> None:
-    data = wire.frame(1, 0, [wire.item(0, wire.Status.DONE, b"x")])
-    reader = wire.FrameReader()
-    for byte in data[:-1]:
-        assert reader.feed(bytes([byte])) == []
-    assert reader.feed(data[-1:] + bytes(8)) == [data[8:]], "a sign of life is no frame"
-
-
 @repeatable
 @given(st.integers(0, 255), numbers, numbers, numbers)
 def test_a_welcome_and_a_session_are_read_as_they_were_written(

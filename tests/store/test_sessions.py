@@ -37,7 +37,7 @@ from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import ASK, FrameReader
-from test_core import add, barrier, get, pop, push, set_, wait
+from test_core import add, barrier, get, push, set_, wait
 
 pytestmark = pytest.mark.windows
 
@@ -99,17 +99,6 @@ def test_a_beat_is_answered_between_frames_and_is_none(front: Core | RelayCore) 
 # Opening, taking up, ending
 
 
-def test_a_new_session_is_welcomed_and_its_requests_are_answered_by_tag(desk: Desk) -> None:
-    relay = Played(desk, is_present=False)
-    assert relay.send(set_(b"k", b"v"), get(b"k"), add(b"n", 2)) == [
-        (0, DONE, b""),
-        (1, DONE, blob(b"v")),
-        (2, DONE, i64(2)),
-    ]
-    assert relay.send() == []
-    assert relay.send(add(b"n", 2)) == [(3, DONE, i64(4))]
-
-
 def test_the_welcome_tells_what_is_granted_taken_and_taken_at_most() -> None:
     desk = Desk(Core(Limits(session_seconds=2.5, request_bytes=5_000)))
     (end,) = desk.open()
@@ -159,13 +148,6 @@ def test_what_breaks_the_rules_of_sessions_closes_the_connection(desk: Desk, sen
     offender.send(sent)
     assert offender.error is not None
     assert other.ask(request(Op.GETNUMKEYS)) == i64(0)
-
-
-def test_a_second_session_on_a_connection_leaves_the_first_to_be_taken_up(desk: Desk) -> None:
-    relay = Played(desk)
-    relay.end.send(session(OTHER_TOKEN))
-    assert "second SESSION" in str(relay.end.error)
-    assert relay.open().answer == 1
 
 
 def test_there_are_no_more_sessions_than_connections() -> None:
@@ -260,19 +242,6 @@ def test_a_batch_that_is_sent_again_is_carried_out_once_though_its_taken_is_old(
     assert answer == (3, 3, [(2, DONE, i64(3))])
 
 
-def test_no_frame_goes_twice_over_one_connection(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    relay.send(wait(b"k"))
-    relay.lose()
-    client.send(set_(b"k"))
-    assert relay.open().answer == 1
-    assert relay.items() == []  # what has happened meanwhile is told in the next frame
-    assert relay.present() == [(0, DONE, end_of_wait(1))]
-    assert relay.present() == []
-    assert relay.send(get(b"k")) == [(1, DONE, blob(b""))]
-
-
 @pytest.mark.parametrize("taken", [0, 3, 2**64 - 1])
 def test_frames_that_were_let_go_or_never_sent_cannot_be_asked_for(desk: Desk, taken: int) -> None:
     relay = Played(desk)
@@ -344,20 +313,6 @@ def test_a_session_is_given_up_when_it_has_been_away_for_as_long_as_it_is_kept(d
     assert not len(desk.front.sessions)
     assert relay.open().answer == 2
     assert client.ask(request(Op.GETNUMKEYS)) == i64(0)
-
-
-def test_a_session_with_a_connection_never_expires(desk: Desk) -> None:
-    relay = Played(desk)
-    for now in (0.0, 1_000.0, 10_000.0):
-        desk.pass_time(now)
-    assert relay.send(get(b"k")) == [(0, DONE, blob(b""))]
-
-
-def test_a_session_that_is_not_to_be_kept_ends_with_its_connection(desk: Desk) -> None:
-    (end,) = desk.open()
-    end.send(session(keep=0))
-    end.close()
-    assert not len(desk.front.sessions)
 
 
 @pytest.mark.parametrize("give_up", ["bye", "time"])
@@ -440,70 +395,6 @@ def test_arrivals_of_who_is_away_do_not_count_until_it_is_present_again(desk: De
     assert relay.items() == [(0, DONE, i64(1))]
 
 
-def test_who_leaves_before_it_is_present_again_is_not_counted(desk: Desk) -> None:
-    relay = Played(desk)
-    (one, two) = desk.open(2)
-    relay.send(arrive(b"b", 3, 2))
-    relay.lose()
-    one.send(barrier(b"b", 3))
-    relay.open()
-    assert relay.send(leave(0, 1)) == [(1, DONE, i64(1))]
-    assert relay.present() == []
-    assert one.take() == b""
-    assert two.ask(barrier(b"b", 3)) == b"\x00"
-    assert relay.items() == [(0, DONE, i64(1))]
-
-
-def test_all_may_leave_before_it_is_present_again(desk: Desk) -> None:
-    relay = Played(desk)
-    (one,) = desk.open()
-    relay.send(arrive(b"b", 3, 2))
-    relay.lose()
-    relay.open()
-    assert relay.send(leave(0, 5), leave(0, 1)) == [(1, DONE, i64(2)), (2, DONE, i64(0))]
-    assert relay.present() == []
-    assert one.ask(barrier(b"b", 3)) == b""
-    assert relay.send(arrive(b"b", 3, 2)) == [(3, DONE, i64(2))]
-
-
-def test_a_connection_lost_twice_before_the_session_is_present_counts_nobody(desk: Desk) -> None:
-    relay = Played(desk)
-    (one,) = desk.open()
-    relay.send(arrive(b"b", 2, 1))
-    for _ in range(2):
-        relay.lose()
-        relay.open()
-    relay.lose()
-    assert one.ask(barrier(b"b", 2)) == b""
-    assert relay.come_back() == [(0, DONE, i64(1))]
-    assert one.take() == b"\x00"
-
-
-def test_waits_go_on_and_are_answered_when_the_session_is_back(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    relay.send(wait(b"k"), wait(b"k", b"l"))
-    relay.lose()
-    client.send(set_(b"k") + request(Op.DELETE_KEY, b"k"))
-    client.take()
-    assert relay.come_back() == [(0, DONE, end_of_wait(1))]
-    client.send(set_(b"l"))
-    assert relay.items() == [(1, DONE, end_of_wait(1))]
-
-
-def test_nothing_is_kept_about_who_was_away_when_all_that_it_waited_for_has_come() -> None:
-    core = Core()
-    desk = Desk(core)
-    relay = Played(desk)
-    (client,) = desk.open()
-    relay.send(wait(b"k"), arrive(b"b", 2, 1))
-    relay.lose()
-    client.send(set_(b"k"))
-    relay.open()
-    relay.send(leave(1))
-    assert not core.engine._away
-
-
 def test_the_end_of_a_wait_tells_the_last_batch_that_was_taken(desk: Desk) -> None:
     relay = Played(desk)
     (client,) = desk.open()
@@ -529,31 +420,6 @@ def test_a_push_passes_over_who_is_away_and_calls_it_when_it_is_back(desk: Desk)
     assert relay.send(pop_called(b"q", 0)) == [(1, DONE, i64(2) + blob(b"1"))]
 
 
-def test_the_call_of_one_who_is_lost_waits_for_it_until_its_session_is_given_up(desk: Desk) -> None:
-    relay = Played(desk)
-    first, second = desk.open(2)
-    relay.send(wait(b"q"))
-    first.send(wait(b"q"))
-    second.send(push(b"q", b"1"))
-    assert relay.items() == [(0, CALLED, end_of_wait(1))]
-    relay.lose()
-    assert first.take() == b""
-    assert relay.come_back() == []
-    assert relay.send(pop_called(b"q", 0)) == [(1, DONE, i64(1) + blob(b"1"))]
-
-
-def test_the_call_of_one_who_is_lost_does_not_go_to_another_wait_of_the_same_session(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    relay.send(wait(b"q"))
-    relay.send(wait(b"q"))
-    client.send(push(b"q", b"1"))
-    assert relay.items() == [(0, CALLED, end_of_wait(2))]
-    relay.lose()
-    client.send(pop(b"q"))
-    assert relay.come_back() == []
-
-
 # Queues
 
 
@@ -570,41 +436,6 @@ def test_who_was_passed_over_waits_in_turn_and_is_called_next(desk: Desk) -> Non
     assert relay.send(leave(1)) == [(4, DONE, i64(0))]  # it is over with the pop
 
 
-def test_a_wait_in_turn_for_what_nobody_was_called_to_is_over_at_once(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    client.send(push(b"q", b"1") + set_(b"k"))
-    assert relay.send(wait_in_turn(b"k")) == [(0, DONE, end_of_wait(1))]
-    assert relay.send(wait_in_turn(b"q")) == [(1, CALLED, end_of_wait(2))]
-    assert relay.send(wait_in_turn(b"q")) == []
-    assert relay.send(wait(b"q")) == [(3, DONE, end_of_wait(4))]
-
-
-@pytest.mark.parametrize("tag", [0, 1, 77])
-def test_a_pop_by_one_who_was_not_called_is_a_pop(desk: Desk, tag: int) -> None:
-    relay = Played(desk)
-    relay.send(get(b"k"), push(b"q", b"1"), push(b"q", b"2"))
-    assert relay.send(pop_called(b"q", tag)) == [(3, DONE, i64(2) + blob(b"1"))]
-    assert relay.send(pop(b"q")) == [(4, DONE, i64(1) + blob(b"2"))]
-
-
-def test_who_pops_from_another_queue_than_it_was_called_to_does_not_keep_its_call_for_ever(
-    desk: Desk,
-) -> None:
-    """The relay cannot tell which of the keys it was called to, and takes its call for answered."""
-    relay = Played(desk)
-    one, two = desk.open(2)
-    relay.send(wait(b"q", b"r"))
-    two.send(push(b"q", b"1") + push(b"r", b"2"))
-    assert relay.items() == [(0, CALLED, end_of_wait(1))]
-    relay.send(pop_called(b"q", 0), pop(b"r"))
-    one.send(wait(b"r"))
-    two.send(wait(b"r") + push(b"r", b"3"))
-    assert one.take() == b"\x00"
-    one.close()
-    assert two.take() == b"\x00"
-
-
 @pytest.mark.parametrize("waiting", [wait(b"k"), arrive(b"b", 2, 1)], ids=["wait", "arrival"])
 def test_a_pop_in_the_name_of_one_who_still_waits_harms_nobody_else(desk: Desk, waiting: bytes) -> None:
     relay = Played(desk)
@@ -613,18 +444,6 @@ def test_a_pop_in_the_name_of_one_who_still_waits_harms_nobody_else(desk: Desk, 
     assert client.ask(set_(b"k", b"v") + get(b"k")) == blob(b"v")
     client.send(barrier(b"b", 2))
     assert client.error is None
-
-
-def test_a_wait_that_is_left_is_neither_woken_nor_called(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    assert relay.send(wait(b"k"), wait(b"q"), leave(0), leave(1), leave(1)) == [
-        (2, DONE, i64(1)),
-        (3, DONE, i64(1)),
-        (4, DONE, i64(0)),
-    ]
-    client.send(set_(b"k") + push(b"q"))
-    assert relay.items() == []
 
 
 # Barriers
@@ -649,29 +468,6 @@ def test_as_many_as_fill_a_barrier_several_times_are_released_at_once(
     relay = Played(desk)
     assert relay.send(arrive(b"b", size, weight)) == [(0, DONE, i64(released))]
     assert relay.send(leave(0, 99)) == [(1, DONE, i64(left))]
-
-
-def test_some_of_an_arrival_leave_and_the_rest_counts(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    assert relay.send(arrive(b"b", 5, 4), leave(0, 3)) == [(1, DONE, i64(3))]
-    assert client.ask(barrier(b"b", 5)) == b""
-    assert relay.send(arrive(b"b", 5, 3)) == [(0, DONE, i64(1)), (2, DONE, i64(3))]
-    assert client.take() == b"\x00"
-
-
-def test_a_leave_that_crosses_a_release_takes_back_what_is_left(desk: Desk) -> None:
-    relay = Played(desk)
-    (client,) = desk.open()
-    relay.send(arrive(b"b", 3, 2))
-    relay.send(arrive(b"c", 2, 1))
-    client.send(barrier(b"b", 3))
-    assert client.take() == b"\x00"
-    assert relay.send(leave(0, 2), leave(1, 1)) == [
-        (0, DONE, i64(2)),
-        (2, DONE, i64(0)),
-        (3, DONE, i64(1)),
-    ]
 
 
 # Values that cross once
@@ -709,29 +505,6 @@ def test_a_value_that_is_the_one_sent_last_is_not_sent_again(desk: Desk) -> None
 )
 def test_a_value_that_has_changed_is_sent_to_who_recalls_it(desk: Desk, change: bytes, value: bytes) -> None:
     assert reads(desk, change, recall(b"k"))[1] == (DONE, blob(value))
-
-
-def test_a_short_value_is_sent_each_time(desk: Desk) -> None:
-    assert reads(desk, set_(b"k", b"s"), recall(b"k"), recall(b"k"))[1:] == [(DONE, blob(b"s"))] * 2
-
-
-def test_a_value_that_grows_in_place_is_sent_each_time(desk: Desk) -> None:
-    more = request(Op.APPEND, b"k", b"+")
-    answers = reads(desk, more, recall(b"k"), recall(b"k"), more, recall(b"k"))
-    assert [answers[place] for place in (1, 2, 4)] == [
-        (DONE, blob(LONG + b"+")),
-        (DONE, blob(LONG + b"+")),
-        (DONE, blob(LONG + b"++")),
-    ]
-
-
-def test_a_value_is_remembered_by_key_and_by_session(desk: Desk) -> None:
-    assert reads(desk, set_(b"l", LONG), recall(b"l"))[1] == (DONE, blob(LONG))
-    other = Played(desk, OTHER_TOKEN)
-    assert other.send(recall(b"k")) == [(0, DONE, blob(LONG))]
-    other.lose()
-    assert other.come_back() == []
-    assert other.send(recall(b"k")) == [(1, UNCHANGED, b"")]
 
 
 def test_the_last_64_values_are_remembered(desk: Desk) -> None:

@@ -37,7 +37,7 @@ from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
-from raw import SECONDS, RawClient, await_log, until
+from raw import SECONDS, RawClient, until
 from threads import Make, running_here
 
 pytestmark = pytest.mark.windows
@@ -185,27 +185,6 @@ def test_the_session_is_given_up_after_its_time_and_every_place_is_named(
     assert f"{at(moving, 0)}: it accepts connections, but does not answer; {at(moving, 1)}: " in caplog.text
 
 
-@sends_signals
-def test_a_stopped_process_is_left_within_two_seconds(tmp_path: Path) -> None:
-    """At the true pace. The other store is another one, so the session is lost, and the rank is told."""
-    with (tmp_path / "log").open("w+") as log, ExitStack() as stack:
-        first, second = (stack.enter_context(serving("libuv", log)) for _ in range(2))
-        pause(second.process)
-        relay = stack.enter_context(relaying(f"{first.address},{second.address}", log))
-        rank = stack.enter_context(RawClient(relay.port))
-        rank.set(b"/key", b"value")
-        second.process.send_signal(signal.SIGCONT)
-        pause(first.process)
-        stopped = time.monotonic()
-        assert rank.read_rest() == b""
-        seconds = time.monotonic() - stopped
-        await_log(relay, f"lost the connection to the store at {first.address}: no sign of life for 1.5 s")
-        await_log(relay, f"the store at {first.address}, {second.address} is lost: the store has given our")
-        assert 1.0 < seconds < 5.0
-        with TCPStore(relay.host, relay.port, timeout=SECONDS) as store:
-            assert not store.check(["key"])
-
-
 @pytest.mark.slow
 @sends_signals
 def test_a_relay_that_was_stopped_does_not_blame_its_store(tmp_path: Path) -> None:
@@ -282,14 +261,6 @@ def _read(sock: socket.socket, count: int) -> bytes:
     while len(data) < count and (piece := sock.recv(count - len(data))):
         data += piece
     return data
-
-
-def test_a_relay_says_which_store_it_means_before_anything_else(stack: ExitStack) -> None:
-    with played(stack, b"job/7") as (rank, sock):
-        rank.send(request(Op.ADD, b"n", tail=pack_i64(1)))
-        assert _read(sock, 2) == b"\x22\x21"  # PRESENT, then the batch
-        sock.sendall(SIGN_OF_LIFE + frame(1, 1, (0, DONE, i64(5))))
-        assert rank.read_number() == 5
 
 
 def test_a_store_that_takes_long_to_read_is_alive_until_it_reads_no_more(

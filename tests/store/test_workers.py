@@ -174,25 +174,6 @@ def test_a_look_sees_the_whole(server: Server, stack: ExitStack) -> None:
     assert told.received > before.received
 
 
-def test_who_wrote_a_key_that_tells_its_rank(server: Server, stack: ExitStack) -> None:
-    client = stack.enter_context(RawClient(server.port))
-    client.set(b"/default_pg/0//cpu//0/3", b"here")
-    told = seen(server, Question(search="default_pg", keys=1))
-    assert told.keys[0].writer_is.startswith("a client of worker-")
-    assert [each.rank for each in judge(told).ranks if each.is_here] == [3]
-
-
-def test_long_values_of_many_clients(server: Server, stack: ExitStack) -> None:
-    value = bytes(3 << 20)
-    clients = [stack.enter_context(RawClient(server.port)) for _ in range(8)]
-    for number, client in enumerate(clients):
-        client.send(request(Op.SET, b"/v%d" % number, value))
-        assert client.answers()
-    for number, client in enumerate(clients):
-        client.send(request(Op.GET, b"/v%d" % number))
-    assert all(each.read_blob() == value for each in clients)
-
-
 def test_many_looks_at_once(server: Server, stack: ExitStack) -> None:
     clients = [stack.enter_context(RawClient(server.port)) for _ in range(MANY)]
     for client in clients:

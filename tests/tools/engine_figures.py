@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from engines import await_that, etcd_cluster, free_ports, is_open, redis_cluster
+from engines import EtcdCluster, RedisCluster, await_that, etcd_cluster, free_ports, is_open, redis_cluster
 from processes import serving
 from rallypoint.bench import machine
 from rallypoint.bench.clients import TORCH, BusyClients, Dialect, Exchange
@@ -62,13 +63,21 @@ class Target:
         self.cpu.setdefault(load, []).append((machine.cpu_seconds(self.pid) - cpu) / done.operations)
 
 
-def _start_plain(folder: Path, stack: ExitStack) -> Target:
-    log = stack.enter_context((folder / "serve.log").open("w+"))
-    server = stack.enter_context(serving("libuv", log))
-    return Target(server.port, server.process.pid)
+ENGINES: dict[str, tuple[Callable[[Path], AbstractContextManager[EtcdCluster | RedisCluster]], int]] = {
+    "etcd": (partial(etcd_cluster, count=3), 0),
+    "redis": (redis_cluster, 0),
+    "redis+1": (partial(redis_cluster, replicas=2), 1),
+}
+"""How each engine is started, and how many acknowledgements its store asks for."""
 
 
-def _start_on(url: str, acks: int, folder: Path, stack: ExitStack) -> Target:
+def _start(name: str, folder: Path, stack: ExitStack) -> Target:
+    if name == "plain":
+        log = stack.enter_context((folder / "serve.log").open("w+"))
+        plain = stack.enter_context(serving("libuv", log))
+        return Target(plain.port, plain.process.pid)
+    start_engine, acks = ENGINES[name]
+    url = stack.enter_context(start_engine(folder)).url("figures")
     server: FrontEnd = front_end(url, acks, free_ports(1)[0], folder / "serve.log")
     stack.callback(server.kill)
     server.start()
@@ -77,34 +86,13 @@ def _start_on(url: str, acks: int, folder: Path, stack: ExitStack) -> Target:
     return Target(server.port, server.process.pid)
 
 
-def _start_etcd(folder: Path, stack: ExitStack) -> Target:
-    return _start_on(stack.enter_context(etcd_cluster(folder, 3)).url("figures"), 0, folder, stack)
-
-
-def _start_redis(folder: Path, stack: ExitStack) -> Target:
-    return _start_on(stack.enter_context(redis_cluster(folder)).url("figures"), 0, folder, stack)
-
-
-def _start_redis_with_ack(folder: Path, stack: ExitStack) -> Target:
-    cluster = stack.enter_context(redis_cluster(folder, replicas=2))
-    return _start_on(cluster.url("figures"), 1, folder, stack)
-
-
-STARTS: dict[str, Callable[[Path, ExitStack], Target]] = {
-    "plain": _start_plain,
-    "etcd": _start_etcd,
-    "redis": _start_redis,
-    "redis+1": _start_redis_with_ack,
-}
-
-
 def measure(names: list[str], rounds: int, seconds: float) -> dict[str, Target]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         targets: dict[str, Target] = {}
         for name in names:
             (own := folder / name).mkdir()
-            targets[name] = STARTS[name](own, stack)
+            targets[name] = _start(name, own, stack)
         for load in LOADS:
             with ExitStack() as connections:
                 clients: dict[str, BusyClients] = {}
@@ -121,7 +109,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="what an engine costs, in turns with a plain store")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
-    parser.add_argument("--targets", default=",".join(STARTS), help="others are compared to the first")
+    parser.add_argument(
+        "--targets", default=",".join(["plain", *ENGINES]), help="others are compared to the first"
+    )
     arguments = parser.parse_args()
     targets = measure(arguments.targets.split(","), arguments.rounds, arguments.seconds)
     first = next(iter(targets.values()))

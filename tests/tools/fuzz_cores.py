@@ -412,7 +412,7 @@ class OnStore(Stage):
 
     def leave_all(self) -> None:
         super().leave_all()
-        combiner = self._relay.requests.combiner
+        combiner = self._relay.combiner
         assert not combiner.held_bytes
         assert not combiner.parked
         assert not combiner.has_unsent

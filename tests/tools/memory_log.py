@@ -1,7 +1,7 @@
 """A log in memory, with the faults of engines, for simulations: no thread, no clock, nothing random.
 
 Several `MemoryLog`s share one `Memory`, as several processes share an engine. A test brings about a fault by
-`Memory.is_away`, `fail_next` and `lose`.
+`Memory.is_away` and `fail_next`.
 """
 
 from __future__ import annotations
@@ -55,15 +55,6 @@ class Memory:
     def fail_next(self, *, carried_out: bool) -> None:
         """Let the next write raise EngineAwayError, after it was carried out or instead."""
         self._failure = carried_out
-
-    def lose(self, count: int) -> None:
-        """Forget the last records, though they were acknowledged."""
-        for sequence in range(max(self.first, self.last - count + 1), self.last + 1):
-            del self.records[sequence]
-
-    def forget(self, follower: str) -> None:
-        """What other engines do by themselves some seconds after the last `announce`."""
-        self.followers.pop(follower, None)
 
     def begin(self, *, writes: bool) -> None:
         if writes and self._failure is False:

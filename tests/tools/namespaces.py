@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +41,7 @@ def two_machines() -> Iterator[list[Machine]]:
         ends = [("name", machine.interface, "netns", machine.interface) for machine in machines]
         ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for machine in machines:
-            for words in (
-                ("link", "set", "lo", "up"),
-                ("addr", "add", f"{machine.address}/24", "dev", machine.interface),
-                ("link", "set", machine.interface, "up"),
-            ):
-                ip("-n", machine.interface, *words)
+            _bring_up(machine.interface, machine.interface, f"{machine.address}/24")
         yield machines
     finally:
         for machine in machines:
@@ -85,9 +80,7 @@ def _switch(count: int) -> Iterator[tuple[str, list[Machine]]]:
             ip("netns", "add", name)
             ip("link", "add", port, "type", "veth", "peer", "name", name, "netns", name)
             ip("link", "set", port, "master", switch, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "addr", "add", f"{machine.address}/24", "dev", name)
-            ip("-n", name, "link", "set", name, "up")
+            _bring_up(name, name, f"{machine.address}/24")
         yield f"{network}.254", machines
     finally:
         for machine in machines:
@@ -139,14 +132,13 @@ def wired(*wirings: Wiring) -> Iterator[list[Machine]]:
         for space, file, wiring in zip(spaces, files, wirings, strict=True):
             file.mkdir(parents=True)
             (file / "hosts").write_text(_LOOPBACK + wiring.names)
-            ip("-n", space, "link", "set", "lo", "up")
             if wiring.elsewhere:  # before the cable, so that it comes first in every list
                 ip("-n", space, "link", "add", "storage", "type", "bridge")
-                _address(space, "storage", wiring.elsewhere)
+                _bring_up(space, "storage", *wiring.elsewhere)
         ends = [("name", "cable", "netns", space) for space in spaces]
         ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for space, wiring in zip(spaces, wirings, strict=True):
-            _address(space, "cable", wiring.addresses)
+            _bring_up(space, "cable", *wiring.addresses)
         yield [_in_space(space, wiring) for space, wiring in zip(spaces, wirings, strict=True)]
     finally:
         for space, file in zip(spaces, files, strict=True):
@@ -154,7 +146,8 @@ def wired(*wirings: Wiring) -> Iterator[list[Machine]]:
             shutil.rmtree(file, ignore_errors=True)
 
 
-def _address(space: str, interface: str, addresses: Sequence[str]) -> None:
+def _bring_up(space: str, interface: str, *addresses: str) -> None:
+    ip("-n", space, "link", "set", "lo", "up")
     for address in addresses:
         no_wait = ("nodad",) if ":" in address else ()
         ip("-n", space, "addr", "add", address, "dev", interface, *no_wait)

@@ -32,7 +32,7 @@ _SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid"}
 
 _TESTS = """
 parser codec preface session_bytes engine core counting traffic eventlog
-combining combining_waits relay_core relay_children
+combining relay_core relay_children
 rollcall_events rollcall_judging rollcall_meetings rollcall_overhearing rollcall_words
 roster meeting blame trust command_line absence
 doctor_judging doctor_variables foreign_text

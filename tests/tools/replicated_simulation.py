@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.wire.limits import Limits
-from simulated_network import Link, Place
+from simulated_network import Place
 from simulated_nodes import SECONDS_EACH, Cluster, Process
 from simulated_ranks import Rank
 from simulation import Options, Simulation, main, run_simulation
@@ -74,7 +74,7 @@ class ReplicatedSimulation(Simulation):
     def _is_led(self, rank: Rank) -> bool:
         """Whether the process that a rank without a relay asks still leads."""
         leader = self.cluster.leader
-        assert isinstance(rank.wire, Link)
+        assert rank.wire is not None
         return leader is not None and rank.wire.server is leader.serving
 
     def _pass(self, seconds: float) -> None:
@@ -154,7 +154,7 @@ class ReplicatedSimulation(Simulation):
         self._is_audited = True
         if self.cluster.has_lost:  # a leader finds out when it writes, and ends: not in the audit
             probe = self._probe()
-            probe.add(self.keys.counters[0], 0)
+            probe.ask("ADD", self.keys.counters[0], argument=0)
             probe.send()
             self.run_until_rest()
         super()._audit_barriers()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Union
 
 from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.store.core.clients import Client
@@ -17,31 +15,13 @@ from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.wire.encoding import VALIDATE
 from simulated_ranks import FailedError, Rank
 
+if TYPE_CHECKING:
+    from simulated_nodes import Cluster
+    from simulation import Simulation
+
 Task = Callable[[], None]
-
-
-class Net(Protocol):
-    """What the parts need of the simulation as a whole."""
-
-    rng: Random
-    now: float
-    ready: list[Task]
-    slownesses: tuple[float, ...]
-    slow_steps: int
-    broken: int
-    moving: int
-    tokens: int
-    counts: Counter[str]
-
-    def after(self, delay: int, task: Task) -> None: ...
-    def some_time(self) -> int: ...
-
-
-class Endpoint(Protocol):
-    """The side of a connection that has opened it."""
-
-    def receive(self, link: Link, data: bytes) -> None: ...
-    def lose(self, link: Link) -> None: ...
+Place = Union["Node", "Cluster"]
+"""Where clients connect to: a server, a relay, or several servers of which one leads."""
 
 
 class Pipe:
@@ -49,7 +29,7 @@ class Pipe:
 
     __slots__ = ("_deliver", "_is_queued", "_net", "_slowness", "data", "is_cut", "on_end")
 
-    def __init__(self, net: Net, deliver: Callable[[bytes], None]) -> None:
+    def __init__(self, net: Simulation, deliver: Callable[[bytes], None]) -> None:
         self._net = net
         self._deliver = deliver
         self._is_queued = False
@@ -102,7 +82,7 @@ class Link:
 
     __slots__ = ("connection", "down", "endpoint", "excuse", "is_broken", "is_silent", "net", "server", "up")
 
-    def __init__(self, net: Net, server: Node, endpoint: Endpoint) -> None:
+    def __init__(self, net: Simulation, server: Node, endpoint: Relay | Rank) -> None:
         self.net = net
         self.server = server
         self.endpoint = endpoint
@@ -167,27 +147,10 @@ class Link:
         self.endpoint.lose(self)
 
 
-class Place(Protocol):
-    """Where clients connect to: a server, a relay, or several servers of which one leads."""
-
-    name: str
-    children: list[Relay]
-
-    @property
-    def sessions(self) -> Iterable[Session]:
-        """Those that are known there."""
-
-    def find(self) -> Node | None:
-        """Who answers there now."""
-
-    def pass_time(self) -> None: ...
-    def check_invariants(self) -> None: ...
-
-
 class Node:
     """A server or a relay, as its clients see it: the pump of a ServerCore."""
 
-    def __init__(self, net: Net, name: str, front: ServerCore[Any]) -> None:
+    def __init__(self, net: Simulation, name: str, front: ServerCore[Any]) -> None:
         self.net = net
         self.name = name
         self.front = front
@@ -321,7 +284,7 @@ class Node:
 class Relay(Node):
     """A relay: a Node that is a client of another one, too."""
 
-    def __init__(self, net: Net, name: str, parent: Place) -> None:
+    def __init__(self, net: Simulation, name: str, parent: Place) -> None:
         self.parent = parent
         self.uplink: Link | None = None
         self.token = b""
@@ -331,7 +294,7 @@ class Relay(Node):
         super().__init__(net, name, self.relay)
         parent.children.append(self)
 
-    def _new_token(self, net: Net) -> bytes:
+    def _new_token(self, net: Simulation) -> bytes:
         self.token = net.tokens.to_bytes(16, "big")
         net.tokens += 1
         return self.token
@@ -440,18 +403,3 @@ class Relay(Node):
     def _leave_children(self) -> None:
         for child in self.children:
             child.may_lose_session = True
-
-
-class RankEnd:
-    """A rank's end of its connection."""
-
-    __slots__ = ("rank",)
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-
-    def receive(self, _: Link, data: bytes) -> None:
-        self.rank.receive(data)
-
-    def lose(self, _: Link) -> None:
-        self.rank.lose()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
 from rallypoint.store.core.outbox import DriverTask, Other
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.replica.core.leader import RENEW_SECONDS, LeaderCore, LeaderWatch
+from rallypoint.store.replica.core.leader import RENEW_SECONDS, LeaderCore
 from rallypoint.store.replica.core.replica import Replica
 from rallypoint.store.replica.log import (
     Checkpoint,
@@ -21,9 +21,13 @@ from rallypoint.store.replica.log import (
     LostRecordsError,
     TrimmedError,
 )
+from rallypoint.store.replica.node import LeaderWatch
 from rallypoint.store.wire.limits import Limits
-from simulated_network import Link, Net, Node, Relay, Task
+from simulated_network import Link, Node, Relay, Task
 from simulated_ranks import FailedError
+
+if TYPE_CHECKING:
+    from replicated_simulation import ReplicatedSimulation
 
 SECONDS_EACH: Final = 0.01
 """How long a step takes."""
@@ -33,16 +37,6 @@ _COMPARED: Final = 3
 """Every third state is compared: `test_replica.py` compares all."""
 _LOOK_STEPS: Final = 10
 _SECOND: Final = 100
-
-
-class Home(Net, Protocol):
-    """What processes need of the simulation besides."""
-
-    step: int
-
-    def behind(self, delay: int, task: Task) -> None: ...
-    def replace_ranks(self, count: int) -> None:
-        """So many ranks without a relay are about to lose their connection."""
 
 
 class Serving(Node):
@@ -382,7 +376,7 @@ class Cluster:
 
     name = "store"
 
-    def __init__(self, net: Home, limits: Limits, count: int, *, may_lose: bool) -> None:
+    def __init__(self, net: ReplicatedSimulation, limits: Limits, count: int, *, may_lose: bool) -> None:
         self.net = net
         self.limits = limits
         self.may_lose = may_lose

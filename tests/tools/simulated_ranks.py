@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from linearizability import REFUSED, Operation
 from rallypoint.store.wire.encoding import (
@@ -18,7 +17,11 @@ from rallypoint.store.wire.encoding import (
     unpack_i64,
     unpack_u64,
 )
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import STOP_WAITING, Op
+
+if TYPE_CHECKING:
+    from simulated_network import Link
+    from simulation import Simulation
 
 CANCEL_WAIT = request(Op.CANCEL_WAIT)
 CANCELLED = "cancelled"
@@ -30,32 +33,8 @@ class FailedError(AssertionError):
     """The system under test has done something wrong."""
 
 
-class Host(Protocol):
-    """What a rank needs of the simulation."""
-
-    rng: Random
-    step: int
-
-    def note(self, operation: Operation) -> None: ...
-
-    def after(self, delay: int, task: Callable[[], None]) -> None: ...
-
-    def tell(self, key: bytes, is_there: bool) -> None:
-        """A value has been set or deleted: the others might be told."""
-
-
-class Wire(Protocol):
-    """A rank's connection."""
-
-    excuse: str | None
-    """Why the other side may close it."""
-
-    def send(self, data: bytes) -> None: ...
-    def abandon(self) -> None: ...
-
-
-# How a reply is read: its value and its length, or None if it is not whole yet.
 Reader = Callable[[bytearray], tuple[Any, int] | None]
+"""Reads a reply: its value and its length, or None if it is not complete."""
 
 
 def _i64(data: bytearray) -> tuple[Any, int] | None:
@@ -110,6 +89,41 @@ def _several(count: int) -> Reader:
 
 _CANCEL = _exactly(b"\x01")
 
+Encoder = Callable[[Sequence[bytes], Any], bytes]
+
+REQUESTS: dict[str, tuple[Encoder, Reader | None]] = {
+    "SET": (lambda keys, value: request(Op.SET, keys[0], value), None),
+    "GET": (lambda keys, _: request(Op.GET, keys[0]), _blob),
+    "ADD": (lambda keys, amount: request(Op.ADD, keys[0], tail=pack_i64(amount)), _i64),
+    "DELETE": (lambda keys, _: request(Op.DELETE_KEY, keys[0]), _i64),
+    "APPEND": (lambda keys, value: request(Op.APPEND, keys[0], value), None),
+    "CAS": (lambda keys, values: request(Op.COMPARE_SET, keys[0], *values), _blob),
+    "PUSH": (lambda keys, value: request(Op.QUEUE_PUSH, keys[0], value), None),
+    "POP": (lambda keys, _: request(Op.QUEUE_POP, keys[0]), _pop),
+    "LEN": (lambda keys, _: request(Op.QUEUE_LEN, keys[0]), _i64),
+    "CHECK": (lambda keys, _: counted_request(Op.CHECK, keys), _byte),
+    "WAIT": (lambda keys, _: counted_request(Op.WAIT, keys), _exactly(STOP_WAITING)),
+    "BARRIER": (
+        lambda keys, size: request(Op.BARRIER, keys[0], tail=pack_i64(size)),
+        _exactly(STOP_WAITING),
+    ),
+    "NUMKEYS": (lambda keys, _: request(Op.GETNUMKEYS), _i64),
+    "MULTI_GET": (lambda keys, _: counted_request(Op.MULTI_GET, keys), None),
+    "MULTI_SET": (
+        lambda keys, values: counted_request(
+            Op.MULTI_SET, [part for pair in zip(keys, values, strict=True) for part in pair], blobs_each=2
+        ),
+        None,
+    ),
+}
+"""Each operation: its request, of its keys and its argument, and how its reply is read, if it has one."""
+
+
+def ping(number: int) -> tuple[bytes, Reader]:
+    """A PING, for the end of what has no reply."""
+    nonce = pack_u32(number)
+    return request(Op.PING, tail=nonce), _exactly(nonce)
+
 
 @dataclass(eq=False, slots=True)
 class Reply:
@@ -139,13 +153,13 @@ class Rank:
     """One client, with one connection; it sends its next request when it has read all replies."""
 
     def __init__(
-        self, host: Host, name: str, keys: Keys, weights: dict[str, int], count: int, at: str
+        self, host: Simulation, name: str, keys: Keys, weights: dict[str, int], count: int, at: str
     ) -> None:
         self.name = name
         self.at = at
         self.left = count
         self.is_alive = True
-        self.wire: Wire | None = None
+        self.wire: Link | None = None
         self.replies: deque[Reply] = deque()
         self.asked: list[Operation] = []  # that have no answer
         self._host = host
@@ -168,7 +182,7 @@ class Rank:
 
     # Events
 
-    def connect(self, wire: Wire) -> None:
+    def connect(self, wire: Link) -> None:
         self.wire = wire
         wire.send(VALIDATE)
 
@@ -178,7 +192,7 @@ class Rank:
             return
         if self._to_pop is not None:  # who was woken by a push has to pop
             key, self._to_pop = self._to_pop, None
-            self.pop(key)
+            self.ask("POP", key)
         elif self.heard is not None:
             self._do_heard(*self.heard)
         elif self.left <= 0:
@@ -194,7 +208,7 @@ class Rank:
         assert self.wire is not None
         self.wire.send(data)
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, _: Link, data: bytes) -> None:
         if not self.is_alive:
             return
         buffer, replies = self._buffer, self.replies
@@ -242,7 +256,7 @@ class Rank:
         else:
             raise FailedError(f"{self.name} waited, and was sent {byte:#04x}")
 
-    def lose(self) -> None:
+    def lose(self, _: Link) -> None:
         """The other side has closed the connection."""
         if not self.is_alive:
             return
@@ -276,23 +290,25 @@ class Rank:
 
     # Asking
 
-    def ask(
-        self, what: str, keys: tuple[bytes, ...], argument: Any, data: bytes, read: Reader | None
-    ) -> Operation:
-        """Note an operation and put it into what is sent next; what has no reply has no reader."""
+    def ask(self, what: str, *keys: bytes, argument: Any = None) -> Operation:
+        """Note an operation, and add it to what is sent next."""
         operation = Operation(self.name, what, keys, argument, self._host.step, at=self.at)
         self._host.note(operation)
         self.asked.append(operation)
-        self._sending += data
+        encode, read = REQUESTS[what]
+        self._sending += encode(keys, argument)
+        if what == "MULTI_GET":
+            read = _several(len(keys))
         if read is not None:
-            self.replies.append(Reply(read, [operation]))
+            self.replies.append(Reply(read, [operation], blocks=what in ("WAIT", "BARRIER")))
+            self._has_cancelled = self._has_cancelled and not self.replies[-1].blocks
         return operation
 
     def _ping(self, *operations: Operation) -> None:
         self._numbers += 1
-        nonce = pack_u32(0x50000000 + self._numbers)
-        self._sending += request(Op.PING, tail=nonce)
-        self.replies.append(Reply(_exactly(nonce), list(operations)))
+        data, read = ping(0x50000000 + self._numbers)
+        self._sending += data
+        self.replies.append(Reply(read, list(operations)))
 
     def _value(self) -> bytes:
         """A value that nobody else writes."""
@@ -300,37 +316,8 @@ class Rank:
         value = f"{self.name}.{self._numbers};".encode()
         return value.ljust(_LONG, b"x") if self._rng.random() < 0.25 else value
 
-    def set(self, key: bytes, value: bytes) -> Operation:
-        return self.ask("SET", (key,), value, request(Op.SET, key, value), None)
-
-    def get(self, key: bytes) -> None:
-        self.ask("GET", (key,), None, request(Op.GET, key), _blob)
-
-    def add(self, key: bytes, amount: int) -> None:
-        self.ask("ADD", (key,), amount, request(Op.ADD, key, tail=pack_i64(amount)), _i64)
-
-    def _delete(self, key: bytes) -> None:
-        self.ask("DELETE", (key,), None, request(Op.DELETE_KEY, key), _i64)
-
-    def pop(self, key: bytes) -> None:
-        self.ask("POP", (key,), None, request(Op.QUEUE_POP, key), _pop)
-
-    def length(self, key: bytes) -> None:
-        self.ask("LEN", (key,), None, request(Op.QUEUE_LEN, key), _i64)
-
-    def _check(self, *keys: bytes) -> None:
-        self.ask("CHECK", keys, None, counted_request(Op.CHECK, keys), _byte)
-
-    def wait(self, *keys: bytes) -> None:
-        self._block(self.ask("WAIT", keys, None, counted_request(Op.WAIT, keys), _byte))
-
-    def barrier(self, key: bytes, size: int) -> None:
-        data = request(Op.BARRIER, key, tail=pack_i64(size))
-        self._block(self.ask("BARRIER", (key,), size, data, _byte))
-
-    def _block(self, _: Operation) -> None:
-        self._has_cancelled = False
-        self.replies[-1].blocks = True
+    def _set(self, key: bytes, value: bytes) -> Operation:
+        return self.ask("SET", key, argument=value)
 
     def _perhaps_cancel(self) -> None:
         """Most waits have a time limit; some of them have none left when they begin."""
@@ -338,7 +325,7 @@ class Rank:
         if chance < 0.15:
             self._add_cancel()
             if self._rng.random() < 0.3:
-                self.get(self._rng.choice(self._keys.texts))
+                self.ask("GET", self._rng.choice(self._keys.texts))
         elif chance < 0.75:
             operation = self.replies[-1].ends[0]
 
@@ -352,83 +339,75 @@ class Rank:
 
     def _do_heard(self, what: str, keys: tuple[bytes, ...]) -> None:
         self.heard = None
-        if what == "GET":
-            self.get(keys[0])
-        elif what == "SET":
-            self._ping(self.set(keys[0], self._value()))
-        elif what == "DELETE":
-            self._delete(keys[0])
-        else:
-            self.wait(*keys)
+        if what == "SET":
+            self._ping(self._set(keys[0], self._value()))
+            return
+        self.ask(what, *keys)
+        if what == "WAIT":
             self._perhaps_cancel()
 
     def _do_set(self) -> None:
         key = self._rng.choice(self._keys.texts)
         shared = b"done" if self._rng.random() < 0.3 else None  # as all write who find a barrier full
-        self._ping(self.set(key, shared or self._value()))
+        self._ping(self._set(key, shared or self._value()))
 
     def _do_get(self) -> None:
-        self.get(self._rng.choice(self._keys.values))
+        self.ask("GET", self._rng.choice(self._keys.values))
 
     def _do_add(self) -> None:
         amount = self._rng.choice((1, 1, 1, 1, 2, 5, 0, -1, -3))
-        self.add(self._rng.choice(self._keys.counters), amount)
+        self.ask("ADD", self._rng.choice(self._keys.counters), argument=amount)
 
     def _do_add_to_text(self) -> None:
         """Refused if there is a text; so this rank's connection may be closed."""
-        self.add(self._rng.choice(self._keys.texts), 1)
+        self.ask("ADD", self._rng.choice(self._keys.texts), argument=1)
 
     def _do_check(self) -> None:
-        self._check(self._rng.choice([*self._keys.values, *self._keys.queues]))
+        self.ask("CHECK", self._rng.choice([*self._keys.values, *self._keys.queues]))
 
     def _do_wait(self) -> None:
         keys = self._keys.values
-        self.wait(*sorted(self._rng.sample(keys, 2 if self._rng.random() < 0.35 else 1)))
+        self.ask("WAIT", *sorted(self._rng.sample(keys, 2 if self._rng.random() < 0.35 else 1)))
         self._perhaps_cancel()
 
     def _do_delete(self) -> None:
-        self._delete(self._rng.choice(self._keys.values))
+        self.ask("DELETE", self._rng.choice(self._keys.values))
 
     def _do_compare_set(self) -> None:
         key = self._rng.choice(self._keys.texts)
-        expected, desired = self._seen.get(key, b""), self._value()
-        data = request(Op.COMPARE_SET, key, expected, desired)
-        self.ask("CAS", (key,), (expected, desired), data, _blob)
+        self.ask("CAS", key, argument=(self._seen.get(key, b""), self._value()))
 
     def _do_append(self) -> None:
         key, value = self._rng.choice(self._keys.texts), self._value()
-        self._ping(self.ask("APPEND", (key,), value, request(Op.APPEND, key, value), None))
+        self._ping(self.ask("APPEND", key, argument=value))
 
     def _do_multi_get(self) -> None:
-        keys = tuple(self._rng.sample(self._keys.values, min(2, len(self._keys.values))))
-        self.ask("MULTI_GET", keys, None, counted_request(Op.MULTI_GET, keys), _several(len(keys)))
+        self.ask("MULTI_GET", *self._rng.sample(self._keys.values, min(2, len(self._keys.values))))
 
     def _do_multi_set(self) -> None:
         keys = self._rng.sample(self._keys.texts, min(2, len(self._keys.texts)))
-        values = [self._value() for _ in keys]
-        parts = [part for pair in zip(keys, values, strict=True) for part in pair]
-        data = counted_request(Op.MULTI_SET, parts, blobs_each=2)
-        self._ping(self.ask("MULTI_SET", tuple(keys), tuple(values), data, None))
+        self._ping(self.ask("MULTI_SET", *keys, argument=tuple(self._value() for _ in keys)))
 
     def _do_num_keys(self) -> None:
-        self.ask("NUMKEYS", (), None, request(Op.GETNUMKEYS), _i64)
+        self.ask("NUMKEYS")
 
     def _do_push(self) -> None:
         key, value = self._rng.choice(self._keys.queues), self._value()
-        self._ping(self.ask("PUSH", (key,), value, request(Op.QUEUE_PUSH, key, value), None))
+        self._ping(self.ask("PUSH", key, argument=value))
 
     def _do_pop(self) -> None:
-        self.pop(self._rng.choice(self._keys.queues))
+        self.ask("POP", self._rng.choice(self._keys.queues))
 
     def _do_length(self) -> None:
-        self.length(self._rng.choice(self._keys.queues))
+        self.ask("LEN", self._rng.choice(self._keys.queues))
 
     def _do_wait_and_pop(self) -> None:
-        self.wait(self._rng.choice(self._keys.queues))
+        self.ask("WAIT", self._rng.choice(self._keys.queues))
         self._perhaps_cancel()
 
     def _do_barrier(self) -> None:
-        self.barrier(*self._rng.choice(self._keys.barriers))
+        key, size = self._rng.choice(self._keys.barriers)
+        self.ask("BARRIER", key, argument=size)
         self._perhaps_cancel()
 
     def _do_pipeline(self) -> None:
@@ -438,18 +417,17 @@ class Rank:
         for _ in range(rng.randint(2, 5)):
             key, chance = rng.choice(keys.texts), rng.random()
             if chance < 0.35:
-                writes.append(self.set(key, self._value()))
+                writes.append(self._set(key, self._value()))
             elif chance < 0.7:
-                self.get(key)
+                self.ask("GET", key)
             elif chance < 0.9:
-                self.add(rng.choice(keys.counters), rng.choice((1, 1, 0, 3)))
+                self.ask("ADD", rng.choice(keys.counters), argument=rng.choice((1, 1, 0, 3)))
             else:
-                self._check(key)
+                self.ask("CHECK", key)
         self._ping(*writes)
         chance = rng.random()
         if chance < 0.15:
-            self.wait(rng.choice(keys.values))
+            self.ask("WAIT", rng.choice(keys.values))
             self._perhaps_cancel()
         elif chance < 0.25:
-            self.barrier(*rng.choice(keys.barriers))
-            self._perhaps_cancel()
+            self._do_barrier()

@@ -34,7 +34,7 @@ from rallypoint.store.core import sessions, slices
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.relay.core import upstream
-from simulated_network import Link, Node, Place, RankEnd, Relay, Task
+from simulated_network import Link, Node, Place, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
 
 _MOST_STEPS = 200_000
@@ -157,7 +157,7 @@ class Simulation:
         node = place.find()
         assert node is not None
         rank = Rank(self, name, self.keys, self._mix, count, place.name)
-        link = Link(self, node, RankEnd(rank))
+        link = Link(self, node, rank)
         node.accept(link, name)
         self.ranks.append(rank)
         rank.connect(link)
@@ -398,14 +398,14 @@ class Simulation:
             there = self._waiting_at(key, size)
             probes = [self._probe() for _ in range(max(size, 1) - len(there))]
             for probe in probes[:-1]:
-                probe.barrier(key, size)
+                probe.ask("BARRIER", key, argument=size)
                 probe.send()
             arrivals = [rank.asked[0] for rank in (*there, *probes[:-1])]
             self.run_until_rest()
             free = [arrival.who for arrival in arrivals if arrival.end is not None]
             if free:
                 raise FailedError(f"the barrier {key!r} of {size} counts one who is gone; released: {free}")
-            probes[-1].barrier(key, size)
+            probes[-1].ask("BARRIER", key, argument=size)
             arrivals.append(probes[-1].asked[0])
             probes[-1].send()
             self.run_until_rest()
@@ -418,13 +418,13 @@ class Simulation:
         for node in self.nodes:
             probe = self._connect_rank(f"p{len(self.ranks)}", node, 0)
             for key in self.keys.values:
-                probe.get(key)
+                probe.ask("GET", key)
             probe.send()
         self.run_until_rest()
         probe = self._connect_rank(f"p{len(self.ranks)}", self.rng.choice(self.nodes), 0)
         for key in self.keys.queues:
             for _ in range(self.engine.queue_length(key) + 1):
-                probe.pop(key)
+                probe.ask("POP", key)
         if probe.replies:
             probe.send()
         self.run_until_rest()
@@ -446,7 +446,7 @@ class Simulation:
             if notes:
                 raise FailedError(f"{node.name} keeps {notes}, which nobody waits for")
         for relay in self.relays:
-            combiner = relay.relay.requests.combiner
+            combiner = relay.relay.combiner
             if combiner.held_bytes or combiner.parked or combiner.has_unsent:
                 raise FailedError(f"{relay.name} holds something, though nobody asks for anything")
 

@@ -16,17 +16,8 @@ from typing import Any
 
 from histories import History
 from linearizability import Operation
-from rallypoint.store.wire.encoding import (
-    VALIDATE,
-    counted_request,
-    pack_i64,
-    pack_u32,
-    request,
-    unpack_i64,
-    unpack_u64,
-)
-from rallypoint.store.wire.opcodes import STOP_WAITING, Op
-from simulated_ranks import FailedError, Keys
+from rallypoint.store.wire.encoding import VALIDATE
+from simulated_ranks import REQUESTS, FailedError, Keys, Reader, ping
 
 PATIENCE = 40.0
 """Seconds after which a client that has no reply gives up: then something is wrong."""
@@ -48,110 +39,54 @@ class Client:
         self._numbers = itertools.count()
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._replies = self._socket.makefile("rb")
+        self._received = bytearray()
         self._socket.sendall(VALIDATE)
         self.spans: list[tuple[float, float]] = []
         """From when to when it was without the reply to a request that nothing but the store can delay."""
 
     def close(self) -> None:
-        self._replies.close()
         self._socket.close()
 
     def value(self) -> bytes:
         """A value that nobody else writes."""
         return f"{self._name}.{next(self._numbers)};".encode()
 
-    def add(self, key: bytes, amount: int) -> int:
-        data = request(Op.ADD, key, tail=pack_i64(amount))
-        return int(self._ask("ADD", (key,), amount, data, self._i64))
-
     def count(self, key: bytes, amount: int) -> int:
         """Add to a counter that is no part of the history."""
         begun = time.monotonic()
-        self._socket.sendall(request(Op.ADD, key, tail=pack_i64(amount)))
-        total = self._i64()
+        encode, read = REQUESTS["ADD"]
+        assert read is not None
+        self._socket.sendall(encode([key], amount))
+        total = int(self._read(read))
         self.spans.append((begun, time.monotonic()))
         return total
 
-    def get(self, key: bytes) -> bytes:
-        return bytes(self._ask("GET", (key,), None, request(Op.GET, key), self._blob))
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self._ask("SET", (key,), value, request(Op.SET, key, value), None)
-
-    def append(self, key: bytes, value: bytes) -> None:
-        self._ask("APPEND", (key,), value, request(Op.APPEND, key, value), None)
-
-    def delete(self, key: bytes) -> None:
-        self._ask("DELETE", (key,), None, request(Op.DELETE_KEY, key), self._i64)
-
-    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> None:
-        data = request(Op.COMPARE_SET, key, expected, desired)
-        self._ask("CAS", (key,), (expected, desired), data, self._blob)
-
-    def push(self, key: bytes, value: bytes) -> None:
-        self._ask("PUSH", (key,), value, request(Op.QUEUE_PUSH, key, value), None)
-
-    def pop(self, key: bytes) -> bytes | None:
-        found: tuple[int, bytes | None]
-        found = self._ask("POP", (key,), None, request(Op.QUEUE_POP, key), self._popped)
-        return found[1]
-
-    def wait(self, key: bytes) -> None:
-        self._ask("WAIT", (key,), None, counted_request(Op.WAIT, [key]), self._released)
-
-    def barrier(self, key: bytes, size: int) -> None:
-        data = request(Op.BARRIER, key, tail=pack_i64(size))
-        self._ask("BARRIER", (key,), size, data, self._released)
-
-    def _ask(
-        self,
-        what: str,
-        keys: tuple[bytes, ...],
-        argument: Any,
-        data: bytes,
-        read: Callable[[], Any] | None,
-    ) -> Any:
-        """Ask, and note it; without `read`, a PING behind it tells that it is done."""
+    def ask(self, what: str, key: bytes, argument: Any = None) -> Any:
+        """Ask, note it, and return the reply; where there is none, a PING behind it tells that it is done."""
+        encode, read = REQUESTS[what]
+        data = encode([key], argument)
         if read is None:
-            nonce = pack_u32(next(self._numbers))
-            data += request(Op.PING, tail=nonce)
-            read = self._expecting(nonce)
-        operation = Operation(self._name, what, keys, argument, next(self._ticks))
+            pinged, read = ping(next(self._numbers))
+            data += pinged
+        operation = Operation(self._name, what, (key,), argument, next(self._ticks))
         self._history.operations.append(operation)
         begun = time.monotonic()
         self._socket.sendall(data)
-        operation.result = read()
+        operation.result = self._read(read)
         operation.end = next(self._ticks)
         if what not in ("WAIT", "BARRIER"):
             self.spans.append((begun, time.monotonic()))
         return operation.result
 
-    def _exactly(self, count: int) -> bytes:
-        data = self._replies.read(count)
-        if len(data) < count:
-            raise FailedError(f"{self._name} was disconnected")
-        return data
-
-    def _i64(self) -> int:
-        return int(unpack_i64(self._exactly(8), 0)[0])
-
-    def _blob(self) -> bytes:
-        return self._exactly(unpack_u64(self._exactly(8), 0)[0])
-
-    def _popped(self) -> tuple[int, bytes | None]:
-        length = self._i64()
-        return (length, self._blob()) if length else (0, None)
-
-    def _released(self) -> None:
-        self._expecting(STOP_WAITING)()
-
-    def _expecting(self, expected: bytes) -> Callable[[], None]:
-        def read() -> None:
-            if (got := self._exactly(len(expected))) != expected:
-                raise FailedError(f"{self._name} was sent {got!r}, and not {expected!r}")
-
-        return read
+    def _read(self, read: Reader) -> Any:
+        while (found := read(self._received)) is None:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise FailedError(f"{self._name} was disconnected")
+            self._received += data
+        value, length = found
+        del self._received[:length]
+        return value
 
 
 class Crowd:
@@ -217,17 +152,17 @@ class Crowd:
             if time.monotonic() > deadline:
                 raise FailedError(f"{', '.join(busy)} hang")
             for key in self.keys.texts:  # those who wait are released
-                self._last.set(key, self._last.value())
+                self._last.ask("SET", key, self._last.value())
             for key in self.keys.queues:
-                self._last.push(key, self._last.value())
+                self._last.ask("PUSH", key, self._last.value())
             time.sleep(0.05)
         if self._failures:
             raise self._failures[0]
         for key in self.keys.queues:
-            while self._last.pop(key) is not None:
+            while self._last.ask("POP", key)[1] is not None:
                 pass
         for key in self.keys.values:
-            self._last.get(key)
+            self._last.ask("GET", key)
         for client in (self._last, *self._clients):
             client.close()
 
@@ -248,7 +183,7 @@ class Crowd:
 
     def _add(self, client: Client, rng: random.Random) -> None:
         while not self._stopped.is_set():
-            client.add(rng.choice(self.keys.counters), rng.randint(1, 3))
+            client.ask("ADD", rng.choice(self.keys.counters), rng.randint(1, 3))
             self.totals.append(client.count(TOTAL, 1))
 
     def _mix(self, client: Client, rng: random.Random) -> None:
@@ -257,24 +192,24 @@ class Crowd:
         while not self._stopped.is_set():
             key, chance = rng.choice(self.keys.texts), rng.random()
             if chance < 0.2:
-                client.set(key, client.value())
+                client.ask("SET", key, client.value())
             elif chance < 0.4:
-                seen = client.get(key)
+                seen = client.ask("GET", key)
             elif chance < 0.5:
-                client.compare_set(key, seen, client.value())
+                client.ask("CAS", key, (seen, client.value()))
             elif chance < 0.55:
-                client.append(key, client.value())
+                client.ask("APPEND", key, client.value())
             elif chance < 0.6:
-                client.delete(key)
+                client.ask("DELETE", key)
             elif chance < 0.65:
-                client.wait(key)
+                client.ask("WAIT", key)
             elif chance < 0.8:
-                client.push(queue, client.value())
+                client.ask("PUSH", queue, client.value())
             elif chance < 0.9:
-                client.wait(queue)
-                client.pop(queue)
+                client.ask("WAIT", queue)
+                client.ask("POP", queue)
             else:
-                client.pop(queue)
+                client.ask("POP", queue)
             time.sleep(rng.uniform(0, 0.02))
 
     def _meet(self, client: Client, _: random.Random, *, sets_end: bool) -> None:
@@ -285,7 +220,7 @@ class Crowd:
                 self._last_meeting = number  # nobody can be behind the barrier of this number
             met = b"%b%d" % (self._met, number)
             client.count(met, 1)
-            client.barrier(key, size)
+            client.ask("BARRIER", key, size)
             if (there := client.count(met, 0)) != size:
                 raise FailedError(f"a barrier of {size} was over when {there} had come")
             if self._last_meeting == number:

@@ -55,7 +55,7 @@ class _Client(Rank):
     __slots__ = ("_core", "_stream")
 
     def __init__(self, core: WorkerCore, peer: str) -> None:
-        super().__init__(core, core.requests, core.request_table, peer)
+        super().__init__(core, core.combiner, core.request_table, peer)
         self._core = core
         self._stream: Stream | None = None
 

@@ -19,8 +19,7 @@ from typing import Final
 from rallypoint.errors import RallypointError
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.turn import Durations
-from rallypoint.store.replica.core.callers import Caller
-from rallypoint.store.replica.core.leader import RENEW_SECONDS, LeaderCore
+from rallypoint.store.replica.core.leader import RENEW_SECONDS, Caller, LeaderCore
 from rallypoint.store.replica.core.replica import pack_state
 from rallypoint.store.replica.log import (
     MOST_BYTES,
@@ -52,7 +51,7 @@ _HUNG_SECONDS = 10.0
 _LOOK_SECONDS = 2.0
 """How often the engine is asked who stands by."""
 
-_Keeping = tuple[int, Callable[[], bytes], Callable[[int], None]]
+_Queue = queue.SimpleQueue[Callback | None]
 REMIND_SECONDS = 60.0
 _HINT: Final = "`rallypoint doctor --engine URL` examines it"
 
@@ -266,14 +265,18 @@ class EngineThreads:
         self._mailbox = mailbox
         self._on_end = on_end
         self._closed = threading.Event()
-        self._records: queue.SimpleQueue[tuple[int, Sequence[bytes], Callback] | None] = queue.SimpleQueue()
-        self._checkpoints: queue.SimpleQueue[_Keeping | None] = queue.SimpleQueue()
+        self._appends: _Queue = queue.SimpleQueue()
+        self._keeps: _Queue = queue.SimpleQueue()
         self._heard = time.monotonic()
         """When the loop was last heard of."""
         self.absence = EngineAbsence(log.name, "what changes the store waits")
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"rallypoint-{name}", daemon=True)
-            for name, work in (("append", self._append), ("renew", self._renew), ("keep", self._keep))
+            for name, work in (
+                ("append", partial(self._work_off, self._appends)),
+                ("renew", self._renew),
+                ("keep", partial(self._work_off, self._keeps)),
+            )
         ]
 
     def start(
@@ -288,19 +291,19 @@ class EngineThreads:
 
     def append(self, sequence: int, parts: Sequence[bytes], on_done: Callback) -> None:
         """Append records from this number on, and have the loop call back then."""
-        self._records.put((sequence, parts, on_done))
+        self._appends.put(partial(self._append, sequence, parts, on_done))
 
     def keep(self, sequence: int, pack: Callable[[], bytes], on_done: Callable[[int], None]) -> None:
         """Put a checkpoint of what `pack` makes, drop the records up to this one, and have the loop call back
         then, with its length. It is packed here, as that may take seconds."""
-        self._checkpoints.put((sequence, pack, on_done))
+        self._keeps.put(partial(self._keep, sequence, pack, on_done))
 
     def close(self, *, wait: bool = True) -> None:
         """Have them end. A call of the engine that is under way may take its time: `wait` for that, if the
         log is to be used again."""
         self._closed.set()
-        self._records.put(None)
-        self._checkpoints.put(None)
+        self._appends.put(None)
+        self._keeps.put(None)
         for thread in self._threads:
             if wait and thread.ident is not None:
                 thread.join()
@@ -315,22 +318,21 @@ class EngineThreads:
             failure = RallypointError(f"a thread of the leader failed: {error}")
             self._mailbox.put(partial(self._on_end, failure))
 
-    def _append(self) -> None:
-        while (order := self._records.get()) is not None:
-            sequence, parts, on_done = order
-            for number, part in enumerate(parts, sequence):
-                if not self._persist(partial(self._log.append, self._term, number, part)):
-                    return
-            self._mailbox.put(on_done)
+    def _work_off(self, calls: _Queue) -> None:
+        while (call := calls.get()) is not None:
+            call()
 
-    def _keep(self) -> None:
-        while (order := self._checkpoints.get()) is not None:
-            sequence, pack, on_done = order
-            checkpoint = Checkpoint(sequence, pack())
-            if not self._persist(partial(self._log.put_checkpoint, self._term, checkpoint)):
+    def _append(self, sequence: int, parts: Sequence[bytes], on_done: Callback) -> None:
+        for number, part in enumerate(parts, sequence):
+            if not self._persist(partial(self._log.append, self._term, number, part)):
                 return
-            if not self._persist(partial(self._log.trim, self._term, sequence)):
-                return
+        self._mailbox.put(on_done)
+
+    def _keep(self, sequence: int, pack: Callable[[], bytes], on_done: Callable[[int], None]) -> None:
+        checkpoint = Checkpoint(sequence, pack())
+        if self._persist(partial(self._log.put_checkpoint, self._term, checkpoint)) and self._persist(
+            partial(self._log.trim, self._term, sequence)
+        ):
             self._mailbox.put(partial(on_done, len(checkpoint.data)))
 
     def _persist(self, call: Callback) -> bool:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.replica.core.leader import LeaderCore, LeaderWatch
+from rallypoint.store.replica.core.leader import SILENCE_SECONDS, LeaderCore
 from rallypoint.store.replica.core.replica import Replica
 from rallypoint.store.replica.leading import EngineAbsence, LeaderPump, mark_lost, release_lead
 from rallypoint.store.replica.log import (
     EngineAwayError,
     FencedError,
     Follower,
+    Leadership,
     Log,
     LostRecordsError,
     TrimmedError,
@@ -30,6 +31,26 @@ logger = logging.getLogger("rallypoint.replica")
 
 _LOOK_SECONDS = 0.1
 _ANNOUNCE_SECONDS = 1.0
+
+
+class LeaderWatch:
+    """What has been seen of the leader."""
+
+    __slots__ = ("_since", "seen")
+
+    def __init__(self) -> None:
+        self.seen: Leadership | None = None
+        """What was seen last."""
+        self._since = 0.0
+
+    def should_take_over(self, now: float, seen: Leadership) -> bool:
+        """Whether to take over, by what the engine has answered now: then call `Log.acquire` with `seen`.
+
+        That fails if there was a sign of the leader meanwhile.
+        """
+        if seen != self.seen:
+            self.seen, self._since = seen, now
+        return not seen.address or now - self._since >= SILENCE_SECONDS
 
 
 class Node:

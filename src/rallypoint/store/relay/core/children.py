@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.turn import Turn
-from rallypoint.store.relay.core.combining import Requests
-from rallypoint.store.relay.core.slots import NOBODY, Arrival, Call, Leaver, RequestOrder, Waiter
+from rallypoint.store.relay.core.combining import Combiner
+from rallypoint.store.relay.core.slots import Arrival, Call, OnLeft, RequestOrder, Waiter, ignore
 from rallypoint.store.wire.encoding import pack_i64, unpack_i64, unpack_u64
 from rallypoint.store.wire.opcodes import READY, Op
 from rallypoint.store.wire.sessions import ANNOUNCED, Status, end_of_wait, parse_arrive, unpack_pair
@@ -17,56 +18,21 @@ from rallypoint.store.wire.sessions import ANNOUNCED, Status, end_of_wait, parse
 _ANNOUNCED: Final = [ANNOUNCED]
 
 
-class _Line:
-    """The order of one session's requests."""
-
-    __slots__ = ("last",)
-
-    def __init__(self) -> None:
-        self.last = 0
-
-
-class _Request:
-    """A request of a session that is passed on."""
-
-    __slots__ = ("_session", "_tag")
-
-    def __init__(self, session: Session, tag: int) -> None:
-        self._session = session
-        self._tag = tag
-
-    def answer(self, status: Status, content: bytes) -> None:
-        self._session.answer(self._tag, status, content)
-
-
-class _Read(_Request):
-    """A read: the session may know the value already."""
-
-    __slots__ = ("_is_recalled", "_key")
-
-    def __init__(self, session: Session, tag: int, key: bytes, *, is_recalled: bool) -> None:
-        super().__init__(session, tag)
-        self._key = key
-        self._is_recalled = is_recalled
-
-    def answer(self, status: Status, content: bytes) -> None:
-        if status is Status.DONE:
-            self._session.answer_read(self._tag, self._key, content, content, recalled=self._is_recalled)
-        else:
-            super().answer(status, content)
-
-
 class _Wait(Waiter):
     """A wait of a session; when a push has ended it, the call, until that is answered."""
 
     __slots__ = ("_session", "_tag", "call", "is_over")
 
-    def __init__(self, session: Session, line: RequestOrder, tag: int) -> None:
-        super().__init__(line, session)
+    def __init__(self, session: Session, order: RequestOrder, tag: int) -> None:
+        super().__init__(order)
         self._session = session
         self._tag = tag
         self.is_over = False
         self.call: Call | None = None
+
+    @property
+    def is_present(self) -> bool:
+        return self._session.is_present
 
     def end(self, refusal: bytes | None, call: Call | None) -> None:
         session = self._session
@@ -85,35 +51,35 @@ class _Arrivals:
     """Arrivals of a session at one barrier. While it is away they are taken back, and are parked here."""
 
     __slots__ = (
-        *("_handle", "_is_away", "_is_pending", "_leaves", "_line", "_name", "_requests", "_session", "_tag"),
-        *("count", "parked"),
+        *("_combiner", "_handle", "_is_away", "_is_pending", "_leaves", "_name", "_order", "_session"),
+        *("_tag", "count", "parked"),
     )
 
     def __init__(
         self,
-        requests: Requests,
+        combiner: Combiner,
         session: Session,
-        line: RequestOrder,
+        order: RequestOrder,
         tag: int,
         name: tuple[bytes, int],
         count: int,
     ) -> None:
         """`name` is the key and the size of the barrier."""
-        self._requests = requests
+        self._combiner = combiner
         self._session = session
-        self._line = line
+        self._order = order
         self._tag = tag
         self._name = name
         self._is_away = False
         self._is_pending = False  # whether it is not yet known how many could be taken back
-        self._leaves: list[tuple[int, Leaver]] = []  # that wait for that
+        self._leaves: list[tuple[int, OnLeft]] = []  # that wait for that
         self.count = count  # not released, and not left
         self.parked = 0
         self._handle = self._arrive(count)
 
     def _arrive(self, count: int) -> _Handle:
         handle = _Handle(self, count)
-        self._requests.combiner.arrive(handle, self._line, *self._name)
+        self._combiner.arrive(handle, self._order, *self._name)
         return handle
 
     def release(self, status: Status, content: bytes) -> None:
@@ -122,16 +88,16 @@ class _Arrivals:
             self._session.notes.pop(self._tag, None)
         self._session.answer(self._tag, status, content)
 
-    def leave(self, asked: int, leaver: Leaver) -> None:
-        """Take some back; the leaver, unless it is nobody, lowers `count`."""
+    def leave(self, asked: int, on_left: OnLeft) -> None:
+        """Take some back; `on_left` is to lower `count`."""
         if self._is_pending:
-            self._leaves.append((asked, leaver))
+            self._leaves.append((asked, on_left))
         elif self._is_away:
             left = min(asked, self.parked)
             self.parked -= left
-            leaver.left(left)
+            on_left(left)
         else:
-            self._requests.combiner.leave(self._handle, asked, leaver)
+            self._combiner.leave(self._handle, asked, on_left)
 
     def suspend(self) -> None:
         if self._is_away:
@@ -141,21 +107,21 @@ class _Arrivals:
             return
         self._is_pending = True
         handle = self._handle
-        self._requests.combiner.leave(handle, handle.count - handle.leaving, self)
+        self._combiner.leave(handle, handle.count - handle.leaving, self._taken_back)
 
     def resume(self) -> None:
         self._is_away = False
         if not self._is_pending:
             self._arrive_again()
 
-    def left(self, count: int) -> None:
+    def _taken_back(self, count: int) -> None:
         """Of the arrivals of a session that is away, this many could be taken back."""
         self._is_pending = False
         self.parked += count
         is_away, self._is_away = self._is_away, True
         leaves, self._leaves = self._leaves, []
-        for asked, leaver in leaves:
-            self.leave(asked, leaver)
+        for asked, on_left in leaves:
+            self.leave(asked, on_left)
         self._is_away = is_away
         if not is_away:
             self._arrive_again()
@@ -179,48 +145,28 @@ class _Handle(Arrival):
         self._arrivals.release(status, content)
 
 
-class _Left:
-    """The answer to a LEAVE of a session."""
-
-    __slots__ = ("_note", "_of", "_session", "_tag")
-
-    def __init__(self, session: Session, tag: int, of: int, note: _Wait | _Arrivals | None) -> None:
-        self._session = session
-        self._tag = tag
-        self._of = of
-        self._note = note
-
-    def left(self, count: int) -> None:
-        if isinstance(self._note, _Arrivals):
-            self._note.count -= count
-        if not isinstance(self._note, _Arrivals) or not self._note.count:
-            self._session.notes.pop(self._of, None)
-        self._session.answer(self._tag, Status.DONE, pack_i64(count))
-
-
 class RelayCarrier:
     """Asks the combiner of one relay what its sessions ask."""
 
-    __slots__ = ("_lines", "_requests", "_turn")
+    __slots__ = ("_orders", "_turn", "combiner")
 
-    def __init__(self, requests: Requests, turn: Turn) -> None:
-        self._requests = requests
+    def __init__(self, combiner: Combiner, turn: Turn) -> None:
+        self.combiner = combiner
         self._turn = turn
-        self._lines: dict[Session, _Line] = {}
+        self._orders: dict[Session, RequestOrder] = {}
 
     def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None:
-        line = self._lines.get(session)
-        if line is None:
-            line = self._lines[session] = _Line()
+        order = self._orders.get(session)
+        if order is None:
+            order = self._orders[session] = RequestOrder()
         own = _OWN.get(op)
         try:
             if own is not None:
-                own(self, session, line, tag, blobs, tail)
-                self._requests.mark_due()
+                own(self, session, order, tag, op, blobs, tail)
             elif op is Op.CHECK and blobs == _ANNOUNCED:
                 session.answer(tag, Status.DONE, READY)
             else:
-                self._requests.ask(line, op, blobs, tail, _Request(session, tag))
+                self.combiner.ask(order, op, blobs, tail, partial(session.answer, tag))
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
 
@@ -230,7 +176,6 @@ class RelayCarrier:
                 yield
             elif isinstance(note, _Arrivals):
                 note.suspend()
-                self._requests.mark_due()
 
     def resume(self, session: Session) -> Rest:
         for note in session.notes_in_slices():
@@ -239,86 +184,96 @@ class RelayCarrier:
             elif isinstance(note, _Arrivals):
                 note.resume()
             elif not note.is_over:
-                self._requests.combiner.ask_again(note)
-            self._requests.mark_due()
+                self.combiner.ask_again(note)
 
     def forget(self, session: Session) -> Rest:
-        self._lines.pop(session, None)
+        self._orders.pop(session, None)
         for note in session.notes_in_slices():
             if note is None:
                 yield
             else:
-                self._end(note, NOBODY)
-                self._requests.mark_due()
+                self._end(note, ignore)
         session.notes.clear()
 
     # The operations that are not passed on as they are
 
-    def _get(self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], _: bytes) -> None:
-        self._requests.ask(line, Op.GET, blobs, b"", _Read(session, tag, blobs[0], is_recalled=False))
-
-    def _recall(self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], _: bytes) -> None:
-        self._requests.ask(line, Op.GET, blobs, b"", _Read(session, tag, blobs[0], is_recalled=True))
-
-    def _wait(self, session: Session, line: RequestOrder, tag: int, keys: list[bytes], _: bytes) -> None:
-        note = session.notes[tag] = _Wait(session, line, tag)
-        self._requests.combiner.wait(note, keys)
-
-    def _wait_in_turn(
-        self, session: Session, line: RequestOrder, tag: int, keys: list[bytes], _: bytes
+    def _read(
+        self, session: Session, order: RequestOrder, tag: int, op: Op, blobs: list[bytes], _tail: bytes
     ) -> None:
-        note = session.notes[tag] = _Wait(session, line, tag)
-        self._requests.combiner.wait(note, keys, in_turn=True)
+        def answer(status: Status, content: bytes) -> None:
+            if status is Status.DONE:
+                session.answer_read(tag, blobs[0], content, content, recalled=op is Op.RECALL)
+            else:
+                session.answer(tag, status, content)
+
+        self.combiner.ask(order, Op.GET, blobs, b"", answer)
+
+    def _wait(
+        self, session: Session, order: RequestOrder, tag: int, op: Op, keys: list[bytes], _tail: bytes
+    ) -> None:
+        note = session.notes[tag] = _Wait(session, order, tag)
+        self.combiner.wait(note, keys, op)
 
     def _arrive(
-        self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], tail: bytes
+        self, session: Session, order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], tail: bytes
     ) -> None:
         size, weight = parse_arrive(tail)
-        session.notes[tag] = _Arrivals(self._requests, session, line, tag, (blobs[0], size), weight)
+        session.notes[tag] = _Arrivals(self.combiner, session, order, tag, (blobs[0], size), weight)
 
-    def _leave(self, session: Session, _: RequestOrder, tag: int, __: list[bytes], tail: bytes) -> None:
+    def _leave(
+        self, session: Session, _order: RequestOrder, tag: int, _op: Op, _blobs: list[bytes], tail: bytes
+    ) -> None:
         of, count = unpack_pair(tail)
         note = session.notes.get(of)
-        left = _Left(session, tag, of, note)
+
+        def left(gone: int) -> None:
+            if isinstance(note, _Arrivals):
+                note.count -= gone
+            if not isinstance(note, _Arrivals) or not note.count:
+                session.notes.pop(of, None)
+            session.answer(tag, Status.DONE, pack_i64(gone))
+
         if note is None:
-            left.left(0)
+            left(0)
         elif isinstance(note, _Arrivals):
             note.leave(count, left)
         else:
             self._end(note, left)
 
-    def _end(self, note: _Wait | _Arrivals, leaver: Leaver) -> None:
+    def _end(self, note: _Wait | _Arrivals, on_left: OnLeft) -> None:
         if isinstance(note, _Arrivals):
-            note.leave(note.count, leaver)
+            note.leave(note.count, on_left)
             return
         if not note.is_over:
-            self._requests.combiner.cancel(note)
+            self.combiner.cancel(note)
         if note.call is not None:
-            self._requests.combiner.dismiss(note.call)
-        leaver.left(1)
+            self.combiner.dismiss(note.call)
+        on_left(1)
 
-    def _told(self, session: Session, _: RequestOrder, tag: int, blobs: list[bytes], __: bytes) -> None:
+    def _told(
+        self, session: Session, _order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], _tail: bytes
+    ) -> None:
         session.store_report(blobs[0], self._turn.now)
         session.answer(tag, Status.DONE, b"")
 
     def _pop_called(
-        self, session: Session, line: RequestOrder, tag: int, blobs: list[bytes], tail: bytes
+        self, session: Session, order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], tail: bytes
     ) -> None:
         of = unpack_u64(tail)[0]
         note = session.notes.get(of)
-        request = _Request(session, tag)
+        answer = partial(session.answer, tag)
         if isinstance(note, _Wait) and note.call is not None:
             del session.notes[of]
-            self._requests.combiner.pop_called(line, note.call, blobs[0], request)
+            self.combiner.pop_called(order, note.call, blobs[0], answer)
         else:
-            self._requests.ask(line, Op.QUEUE_POP, blobs, b"", request)
+            self.combiner.ask(order, Op.QUEUE_POP, blobs, b"", answer)
 
 
 _OWN: Final = {
-    Op.GET: RelayCarrier._get,
-    Op.RECALL: RelayCarrier._recall,
+    Op.GET: RelayCarrier._read,
+    Op.RECALL: RelayCarrier._read,
     Op.WAIT: RelayCarrier._wait,
-    Op.WAIT_IN_TURN: RelayCarrier._wait_in_turn,
+    Op.WAIT_IN_TURN: RelayCarrier._wait,
     Op.ARRIVE: RelayCarrier._arrive,
     Op.LEAVE: RelayCarrier._leave,
     Op.POP_CALLED: RelayCarrier._pop_called,

@@ -1,21 +1,14 @@
-"""Few requests out of many: what a relay's clients ask, put together on the way to the store.
+"""Combines the requests of a relay's clients on their way to the store.
 
-What is asked while a batch is under way waits for the next one, and meanwhile may be joined by its like.
-Nothing is ever held back for that. Why each rule is sound is in docs/concepts/relays.md; in short:
-
-- A request joins an equal one, or an ADD another one, only while that has not been sent, and only if it
-  stands behind all earlier requests of its own line; so it is carried out after it was asked, and in its
-  line's order.
-- A wait for one key may join one that is under way. It is over only if that one ended after this one had
-  begun, which is known if a batch that was sent since had been taken when it ended; else it is asked anew.
-
-Pure: the owner of a Combiner sends what `take_batch` gives, and passes on what comes back with `take`.
+`relay.py` has the theory. The owner of a Combiner sends what `take_batch` returns, and passes on what comes
+back with `take`; the outbox says when there is something to send, and when clients are read no further.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from rallypoint.errors import ProtocolError
@@ -23,14 +16,13 @@ from rallypoint.store.core.context import Context
 from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.relay.core.slots import (
-    NOBODY,
     AddSlot,
     Arrival,
     ArriveSlot,
-    Asker,
     Call,
-    Leaver,
     LongValues,
+    OnAnswer,
+    OnLeft,
     PlainSlot,
     RequestOrder,
     SharedSlot,
@@ -38,6 +30,7 @@ from rallypoint.store.relay.core.slots import (
     UnprovenSlot,
     Waiter,
     WaitSlot,
+    ignore,
 )
 from rallypoint.store.wire.encoding import pack_u64, unpack_i64
 from rallypoint.store.wire.opcodes import SHARE_OPS, Op
@@ -51,31 +44,21 @@ _BATCH_COST: Final = 1 << 17  # of the requests of one batch: some milliseconds 
 _REPLY_BYTES: Final = 128
 """What a reply takes that is not there yet, roughly."""
 _CROWD: Final = 1 << 15
-"""Those who ask for much add to the next batch while it is smaller, in the measure of `Combiner.unsent_cost`.
-All others always do. So these wait for one such batch at most, and for a part of their own."""
+"""Clients that ask for much add to the next batch only while its cost is below this; the others always do."""
 
 
 class Combiner:
     """All that a relay has been asked and has not answered."""
 
     __slots__ = (
-        *(
-            "_batches",
-            "_joinable",
-            "_last_sent",
-            "_numbers",
-            "_open",
-            "_proven",
-            "_sent",
-            "_tags",
-            "_unsent",
-            "_unsent_bytes",
-            "_waits",
-        ),
-        *("held_bytes", "known", "parked"),
+        *("_batches", "_is_crowded", "_is_due", "_is_pressed", "_joinable", "_last_sent", "_leaving"),
+        *("_limit", "_numbers", "_open", "_others", "_proven", "_sent", "_tags", "_unsent", "_unsent_bytes"),
+        *("_waits", "held_bytes", "known", "parked", "replies_due"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._limit = context.limits.relayed_bytes
+        self._others = context.outbox.others
         self._numbers = 0
         self._tags = 0
         self._batches = 0
@@ -87,56 +70,58 @@ class Combiner:
         self._sent: dict[int, Slot] = {}
         self._joinable: dict[tuple[object, ...], Slot] = {}  # of those that are not sent
         self._waits: dict[tuple[bytes, ...], WaitSlot] = {}  # that may be joined, sent or not
+        self._leaving: deque[Rest] = deque()  # of clients that waited for very much
+        self._is_due = False
+        self._is_pressed = False
+        self._is_crowded = False
         self.parked: dict[Waiter, tuple[tuple[bytes, ...], Op]] = {}
         self.known = LongValues()
         self.held_bytes = 0
         """What is not answered, but for waits: in bytes, roughly."""
+        self.replies_due = 0
+        """Replies that clients wait for, in their order."""
 
     # Asking
 
-    def ask(self, line: RequestOrder, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
+    def ask(
+        self, order: RequestOrder, op: Op, blobs: Sequence[bytes], tail: bytes, on_answer: OnAnswer
+    ) -> None:
         """A request that is answered at once."""
         if op is Op.ADD:
-            self._add(line, blobs[0], unpack_i64(tail)[0], asker)
+            self._add(order, blobs[0], unpack_i64(tail)[0], on_answer)
         elif op in SHARE_OPS and (op is not Op.SET or len(blobs[1]) <= _SHORT):
-            self._share(line, op, blobs, asker)
+            self._share(order, op, blobs, on_answer)
         else:
-            self._put(line, PlainSlot(op, blobs, tail, asker), blobs)
+            self._put(order, PlainSlot(op, blobs, tail, on_answer), blobs)
 
-    def _share(self, line: RequestOrder, op: Op, blobs: Sequence[bytes], asker: Asker) -> None:
+    def _share(self, order: RequestOrder, op: Op, blobs: Sequence[bytes], on_answer: OnAnswer) -> None:
         name = (op, *blobs)
-        slot = self._find(line, name)
+        slot = self._find(order, name)
         if slot is None:
             slot = self._joinable[name] = SharedSlot(self.known, op, blobs)
-            self._put(line, slot, blobs)
+            self._put(order, slot, blobs)
         assert isinstance(slot, SharedSlot)
-        slot.askers.append(asker)
+        slot.askers.append(on_answer)
         self._hold(slot, _JOIN_COST)
 
-    def _add(self, line: RequestOrder, key: bytes, amount: int, asker: Asker) -> None:
+    def _add(self, order: RequestOrder, key: bytes, amount: int, on_answer: OnAnswer) -> None:
         name = (Op.ADD, key)
-        slot = self._find(line, name)
+        slot = self._find(order, name)
         if not isinstance(slot, AddSlot) or not slot.has_room(amount):
             slot = self._joinable[name] = AddSlot(key, self._add_alone)
-            self._put(line, slot, [key])
-        slot.add(line, amount, asker)
+            self._put(order, slot, [key])
+        slot.add(order, amount, on_answer)
         self._hold(slot, _JOIN_COST)
 
-    def _hold(self, slot: Slot, cost: int) -> None:
-        """A request that is not sent takes more."""
-        slot.cost += cost
-        self.held_bytes += cost
-        self._unsent_bytes += cost
-
-    def _add_alone(self, line: RequestOrder, key: bytes, amount: int, asker: Asker) -> None:
+    def _add_alone(self, order: RequestOrder, key: bytes, amount: int, on_answer: OnAnswer) -> None:
         """An ADD that nobody may join."""
         slot = AddSlot(key, self._add_alone)
-        slot.add(line, amount, asker)
-        self._put(line, slot, [key])
+        slot.add(order, amount, on_answer)
+        self._put(order, slot, [key])
 
-    def wait(self, waiter: Waiter, keys: Sequence[bytes], *, in_turn: bool = False) -> None:
-        """A wait; its `end` is called when it is over, unless it is cancelled."""
-        self._join_wait(waiter, tuple(keys), Op.WAIT_IN_TURN if in_turn else Op.WAIT)
+    def wait(self, waiter: Waiter, keys: Sequence[bytes], op: Op = Op.WAIT) -> None:
+        """A WAIT or a WAIT_IN_TURN; the waiter's `end` is called when it is over, unless it is cancelled."""
+        self._join_wait(waiter, tuple(keys), op)
 
     def cancel(self, waiter: Waiter) -> None:
         """End a wait before it is over."""
@@ -150,10 +135,10 @@ class Combiner:
         if self._waits.get(slot.keys) is slot:
             del self._waits[slot.keys]
         if not slot.batch:
-            del self._unsent[slot]
+            self._drop_unsent(slot)
             return
         slot.is_leaving = True
-        self._leave(slot.tag, 1, _CancelledWait(self, slot))
+        self._leave(slot.tag, 1, partial(self._drop_sent, slot))
 
     def ask_again(self, waiter: Waiter) -> None:
         """The client that waits can pop again."""
@@ -161,45 +146,63 @@ class Combiner:
         if parked is not None:
             self._join_wait(waiter, *parked)
 
-    def arrive(self, arrival: Arrival, line: RequestOrder, key: bytes, size: int) -> None:
+    def arrive(self, arrival: Arrival, order: RequestOrder, key: bytes, size: int) -> None:
         """An arrival at a barrier; its `release` is called until all for whom it stands may go."""
         name = (Op.ARRIVE, key, size)
-        slot = self._find(line, name)
+        slot = self._find(order, name)
         if not isinstance(slot, ArriveSlot) or not slot.has_room(arrival.count):
             slot = self._joinable[name] = ArriveSlot(key, size)
-            self._put(line, slot, [key])
+            self._put(order, slot, [key])
         arrival.slot = slot
         slot.arrivals[arrival] = None
 
-    def leave(self, arrival: Arrival, count: int, leaver: Leaver) -> None:
-        """Take back a part of an arrival. The leaver is told how many were not released before."""
+    def leave(self, arrival: Arrival, count: int, on_left: OnLeft) -> None:
+        """Take back a part of an arrival."""
         slot = arrival.slot
         count = min(count, arrival.count - arrival.leaving)
         if slot.batch:
             arrival.leaving += count
-            self._leave(slot.tag, count, _LeftBarrier(self, arrival, count, leaver))
+            self._leave(slot.tag, count, partial(self._left, arrival, count, on_left))
             return
         arrival.count -= count
         if not arrival.count:
             del slot.arrivals[arrival]
         if not slot.arrivals:
-            del self._unsent[slot]
+            self._drop_unsent(slot)
             name = (Op.ARRIVE, slot.key, slot.size)
             if self._joinable.get(name) is slot:
                 del self._joinable[name]
-        leaver.left(count)
+        on_left(count)
 
-    def pop_called(self, line: RequestOrder, call: Call, key: bytes, asker: Asker) -> None:
+    def _left(self, arrival: Arrival, asked: int, on_left: OnLeft, status: Status, content: bytes) -> None:
+        """Arrivals that were sent have been taken back, unless they had been released before."""
+        slot = arrival.slot
+        meant = slot.left(arrival, asked, parse_count(content) if status is Status.DONE else 0)
+        if not slot.count:
+            self._drop_sent(slot)
+        on_left(meant)
+
+    def pop_called(self, order: RequestOrder, call: Call, key: bytes, on_answer: OnAnswer) -> None:
         """A pop by the client that was called to it."""
-        self._put(line, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), asker), [key])
+        self._put(order, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), on_answer), [key])
 
     def send_report(self, report: bytes) -> None:
         """Tell the other side what this relay knows."""
-        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", NOBODY), [report])
+        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", ignore), [report])
 
     def dismiss(self, call: Call) -> None:
         """The client that was called will not pop."""
-        self._leave(call.tag, 1, NOBODY)
+        self._leave(call.tag, 1, ignore)
+
+    def withdraw(self, rest: Rest) -> None:
+        """Take back all that a client has asked, with other clients' requests in between."""
+        self._leaving.append(rest)
+        self._go_on_leaving()
+
+    def _go_on_leaving(self) -> None:
+        while self._leaving and self.unsent_cost <= _CROWD:
+            if next(self._leaving[0], True):
+                self._leaving.popleft()
 
     # Sending
 
@@ -207,6 +210,18 @@ class Combiner:
     def unsent_cost(self) -> int:
         """How much work the next batches are, waits included: in bytes, roughly."""
         return self._unsent_bytes + _REQUEST_COST * len(self._unsent)
+
+    def mark_due(self) -> None:
+        """There may be something to send: tell the driver, once until it is sent."""
+        if not self._is_due:
+            self._is_due = True
+            self._others.append(DriverTask.FLUSH)
+
+    def mark_sent(self) -> None:
+        """What could be sent has been."""
+        self._is_due = False
+        self._go_on_leaving()
+        self._check_pressure()
 
     @property
     def has_unsent(self) -> bool:
@@ -281,36 +296,72 @@ class Combiner:
 
     # Inside
 
-    def _put(self, line: RequestOrder | None, slot: Slot, blobs: Sequence[bytes]) -> None:
+    def _put(self, order: RequestOrder | None, slot: Slot, blobs: Sequence[bytes]) -> None:
         self._numbers += 1
         slot.number = self._numbers
-        if line is not None:
-            line.last = slot.number
+        if order is not None:
+            order.last = slot.number
         self._unsent[slot] = None
+        self.mark_due()
         if slot.is_immediate:
             self._hold(slot, _REQUEST_COST + sum(map(len, blobs)))
+        else:
+            self._check_pressure()
 
-    def _find(self, line: RequestOrder, name: tuple[object, ...]) -> Slot | None:
-        """What a request of that name may join: behind all that its line has asked before."""
+    def _hold(self, slot: Slot, cost: int) -> None:
+        """A request that is not sent takes more."""
+        slot.cost += cost
+        self.held_bytes += cost
+        self._unsent_bytes += cost
+        self._check_pressure()
+
+    def _check_pressure(self) -> None:
+        """Have the driver read nothing more from clients while too much is held.
+
+        And nothing from those who ask for much, while there is enough for the next batch.
+        """
+        is_crowded = self.unsent_cost > _CROWD
+        if is_crowded != self._is_crowded:
+            self._is_crowded = is_crowded
+            self._others.append(DriverTask.CROWDED if is_crowded else DriverTask.ROOM)
+        held = self.held_bytes + self.replies_due * _REPLY_BYTES
+        if held > self._limit and not self._is_pressed:
+            self._is_pressed = True
+            self._others.append(DriverTask.HOLD)
+        elif held <= self._limit // 2 and self._is_pressed:
+            self._is_pressed = False
+            self._others.append(DriverTask.READ_ON)
+
+    def _drop_unsent(self, slot: Slot) -> None:
+        """Nobody needs a wait or an arrival any more that was not sent."""
+        del self._unsent[slot]
+        self._check_pressure()
+
+    def _drop_sent(self, slot: Slot, *_: object) -> None:
+        """Nothing more comes for a slot that was sent."""
+        self._sent.pop(slot.tag, None)
+
+    def _find(self, order: RequestOrder, name: tuple[object, ...]) -> Slot | None:
+        """What a request of that name may join: behind all earlier requests of its order."""
         slot = self._joinable.get(name)
-        if slot is None or slot.number < line.last:
+        if slot is None or slot.number < order.last:
             return None
-        line.last = slot.number
+        order.last = slot.number
         return slot
 
     def _join_wait(self, waiter: Waiter, keys: tuple[bytes, ...], op: Op) -> None:
         slot = self._waits.get(keys) if op is Op.WAIT else None
-        if slot is not None and slot.batch and (len(keys) > 1 or waiter.line.last > self._last_sent):
-            # Some of several keys may have come before this one began, and have gone since. And what its
-            # line has asked before may still have to wait for a batch behind the next.
+        if slot is not None and slot.batch and (len(keys) > 1 or waiter.order.last > self._last_sent):
+            # Some of several keys may have come before this one began, and have gone since. And earlier
+            # requests of its order may still have to wait for a batch behind the next.
             slot = None
-        if slot is None or (not slot.batch and slot.number < waiter.line.last):
+        if slot is None or (not slot.batch and slot.number < waiter.order.last):
             slot = WaitSlot(keys, op, self._end_wait)
-            self._put(waiter.line, slot, ())
+            self._put(waiter.order, slot, ())
             if op is Op.WAIT:
                 self._waits[keys] = slot
         elif not slot.batch:
-            waiter.line.last = slot.number
+            waiter.order.last = slot.number
         waiter.slot = slot
         waiter.since = self._batches + 1
         slot.waiters[waiter] = None
@@ -327,11 +378,11 @@ class Combiner:
         sure = [waiter for waiter in waiters if waiter.since <= proven]
         again = [(waiter, Op.WAIT) for waiter in waiters if waiter.since > proven]
         if status is Status.CALLED:
-            called = next((waiter for waiter in sure if waiter.presence.is_present), None)
+            called = next((waiter for waiter in sure if waiter.is_present), None)
             again = [(waiter, Op.WAIT_IN_TURN) for waiter in waiters if waiter is not called]
             sure = [called] if called is not None else []
             if called is None:
-                self._leave(slot.tag, 1, NOBODY)
+                self._leave(slot.tag, 1, ignore)
         call = Call(slot.tag, slot.keys) if status is Status.CALLED else None
         for waiter in sure:
             waiter.end(None, call)
@@ -340,23 +391,19 @@ class Combiner:
     def _wait_again(self, waiters: Sequence[tuple[Waiter, Op]], keys: tuple[bytes, ...]) -> None:
         in_turn: WaitSlot | None = None
         for waiter, op in waiters:
-            if op is Op.WAIT_IN_TURN and not waiter.presence.is_present:
+            if op is Op.WAIT_IN_TURN and not waiter.is_present:
                 self.parked[waiter] = (keys, op)
             elif op is Op.WAIT or in_turn is None:
                 self._join_wait(waiter, keys, op)
                 in_turn = waiter.slot if op is Op.WAIT_IN_TURN else in_turn
             else:
-                waiter.line.last = in_turn.number
+                waiter.order.last = in_turn.number
                 waiter.slot = in_turn
                 waiter.since = self._batches + 1
                 in_turn.waiters[waiter] = None
 
-    def _leave(self, tag: int, count: int, asker: Asker) -> None:
-        self._put(None, UnprovenSlot(Op.LEAVE, (), pack_pair(tag, count), asker), ())
-
-    def drop(self, slot: Slot) -> None:
-        """Nothing more comes for a slot that was sent."""
-        self._sent.pop(slot.tag, None)
+    def _leave(self, tag: int, count: int, on_answer: OnAnswer) -> None:
+        self._put(None, UnprovenSlot(Op.LEAVE, (), pack_pair(tag, count), on_answer), ())
 
     def check_invariants(self) -> None:
         for slot in self._unsent:
@@ -387,107 +434,3 @@ class Combiner:
         assert self.held_bytes == sum(slot.cost for slot in slots)
         assert self._unsent_bytes == sum(slot.cost for slot in self._unsent)
         self.known.check_invariants()
-
-
-class _CancelledWait:
-    """A wait that was sent has been taken back."""
-
-    __slots__ = ("_combiner", "_slot")
-
-    def __init__(self, combiner: Combiner, slot: Slot) -> None:
-        self._combiner = combiner
-        self._slot = slot
-
-    def answer(self, _: Status, __: bytes) -> None:
-        self._combiner.drop(self._slot)
-
-
-class _LeftBarrier:
-    """Arrivals that were sent have been taken back, as far as they had not been released."""
-
-    __slots__ = ("_arrival", "_asked", "_combiner", "_leaver")
-
-    def __init__(self, combiner: Combiner, arrival: Arrival, asked: int, leaver: Leaver) -> None:
-        self._combiner = combiner
-        self._arrival = arrival
-        self._asked = asked
-        self._leaver = leaver
-
-    def answer(self, status: Status, content: bytes) -> None:
-        slot = self._arrival.slot
-        count = parse_count(content) if status is Status.DONE else 0
-        meant = slot.left(self._arrival, self._asked, count)
-        if not slot.count:
-            self._combiner.drop(slot)
-        self._leaver.left(meant)
-
-
-class Requests:
-    """The combiner of one relay, and how much it holds. The outbox says when there is something to send."""
-
-    __slots__ = (
-        *("_is_crowded", "_is_due", "_is_pressed", "_leaving", "_limit", "_others"),
-        *("combiner", "replies_due"),
-    )
-
-    def __init__(self, context: Context) -> None:
-        self.combiner = Combiner()
-        self.replies_due = 0
-        """Replies that clients wait for, in their order."""
-        self._limit = context.limits.relayed_bytes
-        self._others = context.outbox.others
-        self._is_due = False
-        self._is_pressed = False
-        self._is_crowded = False
-        self._leaving: deque[Rest] = deque()  # of clients that waited for very much
-
-    def renew(self) -> None:
-        """The session upstream is lost, and with it all that was asked."""
-        self.combiner = Combiner()
-        self._leaving.clear()
-        self.check_pressure()
-
-    def ask(self, line: RequestOrder, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
-        """Ask the store what is answered at once."""
-        self.combiner.ask(line, op, blobs, tail, asker)
-        self.mark_due()
-
-    def mark_due(self) -> None:
-        """There may be something to send: say so, once until it is sent."""
-        if not self._is_due:
-            self._is_due = True
-            self._others.append(DriverTask.FLUSH)
-        self.check_pressure()
-
-    def mark_sent(self) -> None:
-        """What could be sent has been."""
-        self._is_due = False
-        self._go_on_leaving()
-        self.check_pressure()
-
-    def leave(self, rest: Rest) -> None:
-        """Take back what a client has asked, with other clients' requests in between."""
-        self._leaving.append(rest)
-        self._go_on_leaving()
-
-    def _go_on_leaving(self) -> None:
-        while self._leaving and self.combiner.unsent_cost <= _CROWD:
-            if next(self._leaving[0], True):
-                self._leaving.popleft()
-
-    def check_pressure(self) -> None:
-        """Have the driver read nothing more from clients while too much is held.
-
-        And nothing from those who ask for much, while there is enough for the next batch.
-        """
-        is_crowded = self.combiner.unsent_cost > _CROWD
-        if is_crowded != self._is_crowded:
-            self._is_crowded = is_crowded
-            self._others.append(DriverTask.CROWDED if is_crowded else DriverTask.ROOM)
-        held = self.combiner.held_bytes + self.replies_due * _REPLY_BYTES
-        if held > self._limit and not self._is_pressed:
-            self._is_pressed = True
-            self._others.append(DriverTask.HOLD)
-        elif held <= self._limit // 2 and self._is_pressed:
-            self._is_pressed = False
-            self._others.append(DriverTask.READ_ON)

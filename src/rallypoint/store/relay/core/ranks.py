@@ -7,6 +7,7 @@ a barrier has one only until all before it is answered: from then on it comes wh
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -17,8 +18,8 @@ from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.slices import SLICE, Rest
 from rallypoint.store.engine.waiters import size_of
-from rallypoint.store.relay.core.combining import Requests
-from rallypoint.store.relay.core.slots import Arrival, Call, Waiter
+from rallypoint.store.relay.core.combining import Combiner
+from rallypoint.store.relay.core.slots import Arrival, Call, RequestOrder, Waiter
 from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, blob, pack_i64, unpack_i64
@@ -63,26 +64,13 @@ class _Reply:
             self._rank.fill(self, content)
 
 
-class _Pong:
-    """The reply to a PING that has to wait for the store."""
-
-    __slots__ = ("_nonce", "_reply")
-
-    def __init__(self, reply: _Reply, nonce: bytes) -> None:
-        self._reply = reply
-        self._nonce = nonce
-
-    def answer(self, status: Status, _: bytes) -> None:
-        self._reply.answer(status, self._nonce)
-
-
 class _Wait(Waiter):
     """One WAIT of a client."""
 
     __slots__ = ("_rank", "began", "keys", "reply")
 
     def __init__(self, rank: Rank, reply: _Reply, keys: list[bytes], began: float) -> None:
-        super().__init__(rank, rank)
+        super().__init__(rank.order)
         self._rank = rank
         self.reply = reply
         self.keys = keys
@@ -93,11 +81,9 @@ class _Wait(Waiter):
 
 
 class _AtBarrier(Arrival):
-    """A client that waits at a barrier, or leaves it."""
+    """A client that waits at a barrier."""
 
-    __slots__ = ("_rank", "began", "giving_up", "name", "reply")
-
-    giving_up: _GivingUp
+    __slots__ = ("_rank", "began", "name", "reply")
 
     def __init__(self, rank: Rank, reply: _Reply, name: tuple[bytes, int], began: float) -> None:
         super().__init__()
@@ -110,44 +96,23 @@ class _AtBarrier(Arrival):
         self._rank.leave_barrier(self)
         self.reply.answer(status, content if status is Status.REFUSED else STOP_WAITING)
 
-    def left(self, _: int) -> None:
-        self._rank.withdraw(self.reply)
-        self.giving_up.left_one()
-
-
-class _GivingUp:
-    """A client gives up all that it waits for. A CANCEL_WAIT is answered when it has left all barriers."""
-
-    __slots__ = ("_barriers", "_rank", "_reply")
-
-    def __init__(self, rank: Rank, reply: _Reply | None, barriers: int) -> None:
-        self._rank = rank
-        self._reply = reply
-        self._barriers = barriers
-
-    def left_one(self) -> None:
-        self._barriers -= 1
-        if not self._barriers and self._reply is not None:
-            self._rank.fill(self._reply, WAIT_CANCELED)
-
 
 class Rank(Client):
     """One client. Made by `RelayCore.open` alone."""
 
     __slots__ = (
-        *("_arrivals", "_calls", "_has_session", "_is_ending", "_keys", "_look", "_out", "_out_bytes"),
-        *("_is_paused", "_relay", "_replies", "_requests", "_waits", "_waits_held", "is_present", "last"),
+        *("_arrivals", "_calls", "_combiner", "_has_session", "_is_ending", "_is_paused", "_keys", "_look"),
+        *("_out", "_out_bytes", "_relay", "_replies", "_waits", "_waits_held", "order"),
     )
 
     def __init__(
-        self, relay: ServerCore[Rank], requests: Requests, table: RequestTable[Rank], peer: str
+        self, relay: ServerCore[Rank], combiner: Combiner, table: RequestTable[Rank], peer: str
     ) -> None:
         super().__init__(relay.clients, relay.sessions, peer)
         self.read_with(RequestParser(self, table))
-        self.last = 0  # it is a line of its own
-        self.is_present = True
+        self.order = RequestOrder()
         self._relay = relay
-        self._requests = requests
+        self._combiner = combiner
         self._replies: deque[_Reply] = deque()
         self._out: deque[bytes | memoryview] = deque()
         self._is_paused = False
@@ -210,7 +175,7 @@ class Rank(Client):
             reply = self._reply_now(NOT_READY)  # its own store may have them, but it passes no name on
         else:
             reply = b""
-            self._requests.ask(self, op, blobs, tail, self._next_reply())
+            self._combiner.ask(self.order, op, blobs, tail, self._next_reply().answer)
         return self._unless_paused(reply)
 
     def _unless_paused(self, reply: bytes) -> bytes | None:
@@ -255,7 +220,8 @@ class Rank(Client):
         if not self._waits and not self._arrivals:
             return self._reply_now(nonce)
         # The end of a wait before it comes first, if that is over at once: only the store knows.
-        self._requests.ask(self, Op.CHECK, [], b"", _Pong(self._next_reply(), nonce))
+        reply = self._next_reply()
+        self._combiner.ask(self.order, Op.CHECK, [], b"", lambda status, _: reply.answer(status, nonce))
         return b""
 
     def _check_keys(self, more: int) -> None:
@@ -267,11 +233,10 @@ class Rank(Client):
     def _wait(self, keys: list[bytes], _: bytes) -> bytes:
         self._check_keys(len(keys))
         wait = _Wait(self, self._waiting_reply(), keys, self._relay.turn.now)
-        self._requests.combiner.wait(wait, keys)
+        self._combiner.wait(wait, keys)
         self._waits[wait] = None
         self._keys += len(keys)
         self._hold_waits(_WAIT_BYTES + size_of(keys))
-        self._requests.mark_due()
         return b""
 
     def end_wait(self, wait: _Wait, refusal: bytes | None, call: Call | None) -> None:
@@ -292,10 +257,9 @@ class Rank(Client):
             raise ProtocolError(f"BARRIER at key {key!r} by a client that already waits there")
         self._check_keys(1)
         arrival = _AtBarrier(self, self._waiting_reply(), (key, size), self._relay.turn.now)
-        self._requests.combiner.arrive(arrival, self, key, size)
+        self._combiner.arrive(arrival, self.order, key, size)
         self._arrivals[key, size] = arrival
         self._hold_waits(_WAIT_BYTES + size_of([key]))
-        self._requests.mark_due()
         return b""
 
     def leave_barrier(self, arrival: _AtBarrier) -> None:
@@ -308,12 +272,11 @@ class Rank(Client):
         call = self._calls.pop(blobs[0], None)
         reply = self._next_reply()
         if call is None:
-            self._requests.ask(self, Op.QUEUE_POP, blobs, tail, reply)
+            self._combiner.ask(self.order, Op.QUEUE_POP, blobs, tail, reply.answer)
         else:
             for key in call.keys:
                 self._calls.pop(key, None)
-            self._requests.combiner.pop_called(self, call, blobs[0], reply)
-            self._requests.mark_due()
+            self._combiner.pop_called(self.order, call, blobs[0], reply.answer)
         return b""
 
     def _delete(self, blobs: list[bytes], tail: bytes) -> bytes:
@@ -321,7 +284,7 @@ class Rank(Client):
         if is_hello(blobs[0]):
             self.greet(blobs[0])
             return self._reply_now(pack_i64(0))
-        self._requests.ask(self, Op.DELETE_KEY, blobs, tail, self._next_reply())
+        self._combiner.ask(self.order, Op.DELETE_KEY, blobs, tail, self._next_reply().answer)
         return b""
 
     def beat(self) -> bytes | None:
@@ -365,31 +328,34 @@ class Rank(Client):
     def _leave_in_slices(self) -> Rest:
         while len(self._waits) > SLICE:
             self._end_waits(list(islice(self._waits, SLICE)))
-            self._requests.mark_due()
             yield
         self._give_up(None)
 
     def _end_waits(self, waits: list[_Wait]) -> None:
         for wait in waits:
-            self._requests.combiner.cancel(wait)
+            self._combiner.cancel(wait)
             self.withdraw(wait.reply)
             del self._waits[wait]
 
     def _give_up(self, reply: _Reply | None) -> None:
         """End all that it waits for; the reply is due when it has left all barriers."""
-        combiner = self._requests.combiner
         self._end_waits(list(self._waits))
         self._keys = 0
         self._hold_waits(-self._waits_held)
         for call in {id(call): call for call in self._calls.values()}.values():
-            combiner.dismiss(call)
+            self._combiner.dismiss(call)
         self._calls.clear()
         arrivals, self._arrivals = self._arrivals, {}
-        giving_up = _GivingUp(self, reply, len(arrivals))
+        there = set(arrivals.values())
         for arrival in arrivals.values():
-            arrival.giving_up = giving_up
-            combiner.leave(arrival, 1, arrival)
-        self._requests.mark_due()
+            self._combiner.leave(arrival, 1, partial(self._left, arrival, there, reply))
+
+    def _left(self, arrival: _AtBarrier, there: set[_AtBarrier], reply: _Reply | None, _: int) -> None:
+        """It has left one of the barriers, or was released there before."""
+        self.withdraw(arrival.reply)
+        there.discard(arrival)
+        if not there and reply is not None:
+            self.fill(reply, WAIT_CANCELED)
 
     def withdraw(self, reply: _Reply) -> None:
         """Nothing will come as this reply, unless it has."""
@@ -401,7 +367,7 @@ class Rank(Client):
         for key in call.keys:
             before = self._calls.get(key)
             if before is not None and before is not call:
-                self._requests.combiner.dismiss(before)
+                self._combiner.dismiss(before)
             self._calls[key] = call
 
     @property
@@ -432,7 +398,7 @@ class Rank(Client):
         self._replies.append(reply)
         if len(self._replies) >= _MOST_DUE:
             self._check_room()
-        self._requests.replies_due += 1
+        self._combiner.replies_due += 1
         return reply
 
     def _check_room(self) -> None:
@@ -459,7 +425,7 @@ class Rank(Client):
         while replies and replies[0].is_over:
             reply = replies.popleft()
             reply.is_queued = False
-            self._requests.replies_due -= 1
+            self._combiner.replies_due -= 1
             if reply.content:
                 self._send(reply.content)
         if self._is_paused or self._out_bytes > _MOST_UNREAD:
@@ -496,7 +462,7 @@ class Rank(Client):
 
     def forget_replies(self) -> None:
         """What it has asked has no answer any more."""
-        self._requests.replies_due -= len(self._replies)
+        self._combiner.replies_due -= len(self._replies)
         self._replies.clear()
 
     @property
@@ -508,7 +474,7 @@ class Rank(Client):
         assert self._keys >= 0
         assert all(reply.is_queued for reply in self._replies)
         for wait in self._waits:
-            assert wait.slot is not None or wait in self._requests.combiner.parked
+            assert wait.slot is not None or wait in self._combiner.parked
         held = sum(_WAIT_BYTES + size_of(wait.keys) for wait in self._waits)
         held += sum(_WAIT_BYTES + size_of([key]) for key, _ in self._arrivals)
         assert self._is_ending or self._waits_held == held

@@ -1,8 +1,22 @@
-"""The whole relay but its I/O: bytes of its clients and of its upstream in, bytes for them out. Pure.
+"""A relay without its I/O: takes bytes from its clients and from upstream, returns bytes for both. Pure.
 
-The clients' side is a `ServerCore`, which a pump serves as it serves the store's. The upstream side is for
-the driver: it shakes hands, sends what `connect` gives, passes what it reads to `receive_upstream`, sends
-what that and `flush` return, and says when the connection is lost.
+The relay holds one session upstream, at a store or another relay, and asks there for all its clients:
+
+- `ranks` are its clients, `children` the sessions of relays below. What they ask becomes a slot (`slots`):
+  one request upstream, for one or for many.
+- `combining` decides who shares a slot. What is asked while a batch is under way waits for the next one, and
+  may be joined meanwhile; nothing is ever delayed for that. A request joins an equal one, or an ADD another
+  ADD, only while that is unsent, and only behind all earlier requests of its own order: so it is carried out
+  after it was asked, and in its order. A wait for one key may join one that is under way. It ends with that
+  only if that ended after this one had begun, which a batch proves that was sent in between and taken before
+  the end; else the wait is asked anew. docs/concepts/relays.md has the reasons.
+- `upstream` is the session's state: batches and frames are numbered; batches stay in a resend buffer until
+  the other side has acknowledged them, and are sent again on the next connection. So each request is
+  carried out once.
+
+The clients' side is a `ServerCore`, which a pump serves as it serves the store's. The driver of the upstream
+side shakes hands, sends what `connect` returns, passes what it reads to `receive_upstream`, sends what that
+and `flush` return, and reports when the connection is lost.
 """
 
 from __future__ import annotations
@@ -14,10 +28,11 @@ from typing import TYPE_CHECKING
 
 from rallypoint.store.core.context import About, Context
 from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
+from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.children import RelayCarrier
-from rallypoint.store.relay.core.combining import Requests
+from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
@@ -41,7 +56,10 @@ class RelayCore(ServerCore[Rank]):
 
     kind = "relay"
 
-    __slots__ = ("_is_reporting", "describe_upstream", "request_table", "requests", "upstream")
+    __slots__ = (
+        *("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream"),
+        *("request_table", "upstream"),
+    )
 
     def __init__(
         self,
@@ -52,8 +70,10 @@ class RelayCore(ServerCore[Rank]):
     ) -> None:
         """`token`: a secret that is never used again. It names the session upstream."""
         context = Context(limits, turn, about)
-        self.requests = Requests(context)
-        super().__init__(context, RelayCarrier(self.requests, context.turn))
+        self._context = context
+        self.combiner = Combiner(context)
+        self._carrier = RelayCarrier(self.combiner, context.turn)
+        super().__init__(context, self._carrier)
         own: dict[Op, Deliver[Rank]] = {**SESSION_METHODS, **EXTENSION_METHODS}
         self.request_table: RequestTable[Rank] = RequestTable(self.limits, {**carried(CLIENT_METHODS), **own})
         self.describe_upstream: Callable[[], told.Upstream | None] = lambda: None
@@ -61,17 +81,17 @@ class RelayCore(ServerCore[Rank]):
         self._open_session(token)
 
     def _open_session(self, token: bytes) -> None:
-        self.upstream = Upstream(self.requests.combiner, token, self.limits, self._start_report)
+        self.upstream = Upstream(self.combiner, token, self.limits, self._start_report)
         self._is_reporting = False
 
     # Clients
 
     def _make(self, peer: str) -> Rank:
-        return Rank(self, self.requests, self.request_table, peer)
+        return Rank(self, self.combiner, self.request_table, peer)
 
     def _leave(self, client: Rank) -> None:
         super()._leave(client)
-        self.requests.leave(client.leave())
+        self.combiner.withdraw(client.leave())
 
     def close(self, client: Rank) -> None:
         super().close(client)
@@ -116,8 +136,7 @@ class RelayCore(ServerCore[Rank]):
         """Send a snapshot to the session that asked for it, unless that is lost."""
         if upstream is self.upstream:
             self._is_reporting = False
-            self.requests.combiner.send_report(snapshot)
-            self.requests.mark_due()
+            self.combiner.send_report(snapshot)
 
     # Upstream
 
@@ -138,9 +157,9 @@ class RelayCore(ServerCore[Rank]):
 
     def _sent(self, data: bytes) -> bytes:
         """This is sent upstream; what is left is for another turn."""
-        self.requests.mark_sent()
+        self.combiner.mark_sent()
         if self.upstream.has_batch:
-            self.requests.mark_due()
+            self.combiner.mark_due()
         return data
 
     def lose_upstream(self) -> None:
@@ -154,7 +173,8 @@ class RelayCore(ServerCore[Rank]):
             self.sessions.end(session)
         while self.go_on():  # what they still wait for is known to the combiner that is about to go
             pass
-        self.requests.renew()
+        self.combiner = self._carrier.combiner = Combiner(self._context)
+        self.outbox.others += [DriverTask.READ_ON, DriverTask.ROOM]
         self._open_session(token)
 
     def check_invariants(self) -> None:
@@ -162,4 +182,4 @@ class RelayCore(ServerCore[Rank]):
         self.upstream.check_invariants()
         for rank in self.clients:
             rank.check_invariants()
-        assert self.requests.replies_due == sum(rank.replies_due for rank in self.clients)
+        assert self.combiner.replies_due == sum(rank.replies_due for rank in self.clients)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
@@ -30,43 +30,24 @@ _MOST_SUM: Final = 1 << 62
 _MOST_JOINED: Final = 4096  # arrivals; they are gone through one by one
 
 
-class RequestOrder(Protocol):
-    """Whose requests are carried out in their order: a client, or a relay further down."""
+OnAnswer = Callable[[Status, bytes], None]
+"""Takes the answer to a request that is answered at once."""
 
-    last: int
-    """The number of the slot that its latest request is in; 0 if there is none."""
-
-
-class Presence(Protocol):
-    """Whether a waiting client could pop now."""
-
-    is_present: bool
+OnLeft = Callable[[int], None]
+"""Takes how many of the arrivals that were taken back had not been released before."""
 
 
-class Asker(Protocol):
-    """Who has asked something that is answered at once."""
-
-    def answer(self, status: Status, content: bytes, /) -> None: ...
+def ignore(*_: object) -> None:
+    """For an answer that nobody needs."""
 
 
-class Leaver(Protocol):
-    """Who has taken arrivals at a barrier back."""
+class RequestOrder:
+    """Requests that are carried out one after the other: those of a client, or of a relay further down."""
 
-    def left(self, count: int, /) -> None:
-        """So many of them had not been released before."""
+    __slots__ = ("last",)
 
-
-class _Nobody:
-    """Wants to hear no answer."""
-
-    def answer(self, _: Status, __: bytes) -> None:
-        pass
-
-    def left(self, _: int) -> None:
-        pass
-
-
-NOBODY: Final = _Nobody()
+    def __init__(self) -> None:
+        self.last = 0  # the number of the slot that its latest request is in
 
 
 class Slot(ABC):
@@ -104,20 +85,20 @@ class Slot(ABC):
 class PlainSlot(Slot):
     """A request that is for one alone."""
 
-    __slots__ = ("_asker", "_blobs", "_op", "_tail")
+    __slots__ = ("_blobs", "_on_answer", "_op", "_tail")
 
-    def __init__(self, op: Op, blobs: Sequence[bytes], tail: bytes, asker: Asker) -> None:
+    def __init__(self, op: Op, blobs: Sequence[bytes], tail: bytes, on_answer: OnAnswer) -> None:
         super().__init__()
         self._op = op
         self._blobs = blobs
         self._tail = tail
-        self._asker = asker
+        self._on_answer = on_answer
 
     def encode(self) -> bytes:
         return encode(self._op, self._blobs, self._tail)
 
     def take(self, status: Status, content: bytes) -> bool:
-        self._asker.answer(status, content)
+        self._on_answer(status, content)
         return True
 
 
@@ -139,7 +120,7 @@ class SharedSlot(Slot):
         self._known = known
         self._op = op
         self._blobs = blobs
-        self.askers: list[Asker] = []
+        self.askers: list[OnAnswer] = []
 
     def encode(self) -> bytes:
         op = self._op
@@ -154,8 +135,8 @@ class SharedSlot(Slot):
             content = self._known.learn(key, status, content, recalled=recalled, expected=expected)
             if status is Status.UNCHANGED:
                 status = Status.DONE
-        for asker in self.askers:
-            asker.answer(status, content)
+        for answer in self.askers:
+            answer(status, content)
         return True
 
     def take_piece(self, content: bytes) -> None:
@@ -164,7 +145,7 @@ class SharedSlot(Slot):
         super().take_piece(content)
 
 
-AskAlone = Callable[[RequestOrder, bytes, int, Asker], None]
+AskAlone = Callable[[RequestOrder, bytes, int, OnAnswer], None]
 
 
 class AddSlot(Slot):
@@ -176,7 +157,7 @@ class AddSlot(Slot):
         super().__init__()
         self._ask_alone = ask_alone
         self._key = key
-        self._parts: list[tuple[RequestOrder, int, Asker]] = []
+        self._parts: list[tuple[RequestOrder, int, OnAnswer]] = []
         self._sum = 0
 
     def has_room(self, amount: int) -> bool:
@@ -184,8 +165,8 @@ class AddSlot(Slot):
         same_sign = (amount >= 0) == (self._sum >= 0) or not amount or not self._sum
         return same_sign and abs(self._sum + amount) < _MOST_SUM
 
-    def add(self, line: RequestOrder, amount: int, asker: Asker) -> None:
-        self._parts.append((line, amount, asker))
+    def add(self, order: RequestOrder, amount: int, on_answer: OnAnswer) -> None:
+        self._parts.append((order, amount, on_answer))
         self._sum += amount
 
     def encode(self) -> bytes:
@@ -198,19 +179,19 @@ class AddSlot(Slot):
         value = parse_sum(content) - self._sum
         if not I64_MIN <= value <= I64_MAX:
             raise ProtocolError(f"an ADD of {self._sum} is said to give {value + self._sum}")
-        for _, amount, asker in self._parts:
+        for _, amount, answer in self._parts:
             value += amount
-            asker.answer(status, pack_i64(value))
+            answer(status, pack_i64(value))
         return True
 
     def _refuse(self, status: Status, content: bytes) -> None:
-        """The sum is too much, or it is no number: then each by itself, unless its line has gone on."""
-        free = {line for line, _, _ in self._parts if line.last == self.number}
-        for line, amount, asker in self._parts:
-            if len(self._parts) > 1 and line in free:
-                self._ask_alone(line, self._key, amount, asker)
+        """The sum is too large, or the key holds no number: ask one by one, in orders that allow it."""
+        free = {order for order, _, _ in self._parts if order.last == self.number}
+        for order, amount, answer in self._parts:
+            if len(self._parts) > 1 and order in free:
+                self._ask_alone(order, self._key, amount, answer)
             else:
-                asker.answer(status, content)
+                answer(status, content)
 
 
 class Call:
@@ -227,13 +208,17 @@ class Call:
 class Waiter(ABC):
     """One wait of one client, or of a relay further down."""
 
-    __slots__ = ("line", "presence", "since", "slot")
+    __slots__ = ("order", "since", "slot")
 
-    def __init__(self, line: RequestOrder, presence: Presence) -> None:
-        self.line = line
-        self.presence = presence
+    def __init__(self, order: RequestOrder) -> None:
+        self.order = order
         self.since = 0  # the first batch that could have been sent after it had begun
         self.slot: WaitSlot | None = None  # None: it is over, or is parked until its client is back
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it could pop now."""
+        return True
 
     @abstractmethod
     def end(self, refusal: bytes | None, call: Call | None) -> None:

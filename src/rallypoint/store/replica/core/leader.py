@@ -1,8 +1,9 @@
 """The process that leads: its clients' requests become records, and the records become replies. Pure.
 
-The clients' side is a `ServerCore`, which a pump serves as it serves a store's. A request is not carried out
-when it comes: it stands in the next record. When the engine has acknowledged that, the replica applies it,
-and only then is there a reply. While a record is on its way, requests gather for the next one.
+The clients' side is a `ServerCore` of `Caller`s, which a pump serves as it serves a store's. A request is not
+carried out when it comes, unless it only reads: it stands in the next record. When the engine has
+acknowledged that, the replica applies it, and only then is there a reply. While a record is on its way,
+requests gather for the next one.
 
 The driver
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rallypoint.errors import LimitError
+from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client
 from rallypoint.store.core.context import About, Context
 from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
@@ -29,19 +30,18 @@ from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Durations, Turn
-from rallypoint.store.replica.core.callers import Caller
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
 from rallypoint.store.replica.core.replica import Output, Replica, rules_of
-from rallypoint.store.replica.log import Leadership
+from rallypoint.store.rollcall.identity import Role, is_hello, parse_hello
 from rallypoint.store.rollcall.judgement import trouble_with_engine
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.wire.encoding import VALIDATE
+from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, blob, encode, pack_i64
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import LOGGED_OPS, Op
-from rallypoint.store.wire.parser import RequestTable
+from rallypoint.store.wire.opcodes import LOGGED_OPS, READ_OPS, READY, Op
+from rallypoint.store.wire.parser import RequestParser, RequestTable
 from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, Deliver, carried
-from rallypoint.store.wire.sessions import Note
-from rallypoint.store.wire.whole import Scanner
+from rallypoint.store.wire.sessions import ANNOUNCED, Note, pack_note
+from rallypoint.store.wire.whole import Nature, Scanner
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Replication, Snapshot
@@ -50,17 +50,158 @@ LEASE_SECONDS: Final = 1.0
 """For how long a process that was confirmed as the leader answers reads by itself. Nobody else leads in that
 time: others wait for longer before they do."""
 
+RENEW_SECONDS: Final = 0.3
+"""How often a leader says that it is alive."""
+SILENCE_SECONDS: Final = LEASE_SECONDS + RENEW_SECONDS
+"""After so long without a sign, the lease of a leader is over: it was renewed before the last sign was seen.
+Clocks of two machines need not agree, but a second has to last equally long on both, within a quarter."""
+
+_SCANNED_BYTES: Final = 4_096
+"""Longer data is parsed, so that one client's flood is cut into slices."""
 _ENTRY_BYTES: Final = 64
 """What an entry takes besides its data, about."""
 _ASK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
 """For how long a named store is kept that nobody uses."""
 
-RENEW_SECONDS: Final = 0.3
-"""How often a leader says that it is alive."""
-SILENCE_SECONDS: Final = LEASE_SECONDS + RENEW_SECONDS
-"""After so long without a sign, its lease is over: it was renewed before the last sign was seen. Clocks of
-two machines need not agree for that; but a second has to last equally long on both, within a quarter."""
+
+class Caller(Client):
+    """One client of the leader."""
+
+    __slots__ = (
+        "_has_only_looked",
+        "_is_looking",
+        "_leader",
+        "_most_bytes",
+        "_outgoing",
+        "_outgoing_bytes",
+        "_woken",
+        "has_left",
+        "is_known",
+        "name",
+        "pending",
+    )
+
+    def __init__(self, leader: LeaderCore, peer: str) -> None:
+        super().__init__(leader.clients, leader.sessions, peer)
+        self._leader = leader
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._most_bytes = leader.clients.limits.unsent_bytes
+        self._woken = leader.outbox.woken
+        self._is_looking = False
+        self._has_only_looked = True  # so far
+        self.name = ""
+        """Which store it means."""
+        self.is_known = False
+        """Whether the log knows of it."""
+        self.has_left = False
+        """Whether the log knows that it has gone, or will."""
+        self.pending = 0
+        """How many of its entries are not committed."""
+        self.read_with(RequestParser(self, leader.request_table))
+        self.receive = self._receive
+
+    def _receive(self, data: bytes) -> bytes:
+        parser = self._parser
+        assert parser is not None
+        if not self._has_only_looked and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
+            nature, awaited = self._leader.scanner.classify(data)
+            if nature is Nature.READS and self._may_read(awaited):
+                return self._read(data)
+            if nature is not Nature.OTHER:
+                self._leader.log_requests(self, data)
+                return b""
+        return parser.feed(data)
+
+    def _may_read(self, awaited: Sequence[bytes]) -> bool:
+        """Whether requests that only read can be answered now, without a record."""
+        return not self.pending and self._leader.may_read(self.name, awaited)
+
+    def _read(self, data: bytes) -> bytes:
+        reply = self._leader.read(self.name, data)
+        return self.take_notice() + reply if self._outgoing else reply
+
+    # What the parser calls
+
+    def get(self, key: bytes) -> bytes:
+        return self.carry(Op.GET, [key], b"")
+
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+        if self._has_only_looked and (answer := self._answer_tool(op, blobs)):
+            return answer
+        self._has_only_looked = False
+        data = encode(op, blobs, tail)
+        if (op in READ_OPS or op is Op.WAIT) and self._may_read(blobs if op is Op.WAIT else ()):
+            return self._read(data)
+        self._leader.log_requests(self, data)
+        return b""
+
+    def _answer_tool(self, op: Op, blobs: list[bytes]) -> bytes:
+        """What a tool asks that looks: first who it is, then whether it may. Nothing, if it asks for more.
+
+        No record is needed, so it is answered also while the engine is away.
+        """
+        if op is Op.DELETE_KEY and is_hello(blobs[0]):
+            who = parse_hello(blobs[0])
+            if who is not None and who.role is Role.TOOL:
+                self.greet(blobs[0])
+                return pack_i64(0)
+        elif op is Op.CHECK and blobs == [ANNOUNCED] and self.who.role is Role.TOOL:
+            return READY
+        return b""
+
+    def enter(self, name: bytes) -> bytes:
+        if self.is_known:
+            raise ProtocolError("it says which store it means behind its first request")
+        if b"\0" in name:
+            raise ProtocolError("the name of a store has no zero byte")
+        self.name = name.decode(errors="surrogateescape")
+        return b""
+
+    def beat(self) -> bytes:
+        """Who may lead no more says so: the relay looks for another one then."""
+        if self._leader.may_read(self.name, ()):
+            return EMPTY_BLOB
+        return pack_note(self._leader.trouble())
+
+    def look(self, question: bytes) -> bytes:
+        if self._is_looking:
+            raise ProtocolError("a second LOOK before the first is answered")
+        self._leader.look_at(self.name, Question.from_json(question), self._take_look)
+        self._is_looking = True
+        return b""
+
+    def tell(self, _: bytes) -> bytes:
+        """Forgotten: launchers tell their relays, and the log is no place for it."""
+        return b""
+
+    def _take_look(self, snapshot: bytes) -> None:
+        self._is_looking = False
+        if self in self._leader.clients:
+            self.take(blob(snapshot))
+
+    # What it is sent
+
+    @property
+    def is_owed(self) -> bool:
+        return self._is_looking or self.pending > 0
+
+    def take(self, data: bytes) -> None:
+        """It is to be sent this. If that is too much, it is closed instead."""
+        self._outgoing_bytes += len(data)
+        if self._outgoing_bytes > self._most_bytes:
+            why = f"it asked for more than {self._most_bytes:,} bytes at once, the limit unsent_bytes"
+            self._leader.outbox.others.append(Close(self, LimitError(why), at_once=True))
+            return
+        if not self._outgoing:
+            self._woken.append(self)
+        self._outgoing.append(data)
+
+    def take_notice(self) -> bytes:
+        outgoing, self._outgoing = self._outgoing, []
+        self._outgoing_bytes = 0
+        return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
 
 
 class LeaderCore(ServerCore[Caller]):
@@ -463,23 +604,3 @@ class _Subject:
         if kept is not None and self._name and self._name not in leader.replica.stores:
             kept = replace(kept, unknown_store=self._name)
         return replace(core.sum_up(), replication=kept, **asdict(leader.about))
-
-
-class LeaderWatch:
-    """What has been seen of the leader."""
-
-    __slots__ = ("_since", "seen")
-
-    def __init__(self) -> None:
-        self.seen: Leadership | None = None
-        """What was seen last."""
-        self._since = 0.0
-
-    def should_take_over(self, now: float, seen: Leadership) -> bool:
-        """The engine has answered this, and now is when the answer has come: whether to take over.
-
-        Then `Log.acquire` is due, with `seen`. It fails if there was a sign of the leader meanwhile.
-        """
-        if seen != self.seen:
-            self.seen, self._since = seen, now
-        return not seen.address or now - self._since >= SILENCE_SECONDS

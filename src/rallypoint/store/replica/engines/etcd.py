@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 from rallypoint.errors import UsageError
 from rallypoint.store.replica.core.records import Pace, parsing
 from rallypoint.store.replica.engines.address import EngineAddress
-from rallypoint.store.replica.engines.etcd_client import EtcdClient
+from rallypoint.store.replica.engines.etcd_client import SECONDS_PER_TRY, EtcdClient
 from rallypoint.store.replica.engines.etcd_messages import (
     KeyValue,
     Outcome,
@@ -85,7 +85,7 @@ class EtcdLog:
     # Leading ------------------------------------------------------------------------------------------------
 
     def read_leadership(self) -> Leadership:
-        leader, lost = self._client.transact(transaction([], [get(self._leader), get(self._lost)])).found
+        leader, lost = self._read(get(self._leader), get(self._lost)).found
         with parsing(self.name, "who leads"):
             return replace(_leadership(leader), lost=lost[0].value.decode() if lost else "")
 
@@ -137,19 +137,13 @@ class EtcdLog:
     def read(self, sequence: int) -> Sequence[bytes]:
         # Not all that follow: etcd would count them, whatever the limit.
         end = sequence + self._pace.next_count()
-        outcome = self._client.transact(
-            transaction(
-                [],
-                [
-                    get(self._record(sequence), self._record(end)),
-                    get(self._record(sequence - 1), keys_only=True),
-                    get(self._checkpoint),
-                    get(self._lost),
-                ],
-            ),
+        found, before, checkpoint, lost = self._read(
+            get(self._record(sequence), self._record(end)),
+            get(self._record(sequence - 1), keys_only=True),
+            get(self._checkpoint),
+            get(self._lost),
             seconds=_SECONDS_PER_READ,
-        )
-        found, before, checkpoint, lost = outcome.found
+        ).found
         self._check_mark(lost)
         if not found or found[0].key != self._record(sequence):
             if checkpoint and self._about(checkpoint[0]).sequence >= sequence:
@@ -174,8 +168,7 @@ class EtcdLog:
     def _slices(self, end: bytes) -> Sequence[bytes]:
         """Deletions that drop the records before this key, some at a time."""
         start = self._key("log/")
-        request = transaction([], [get(start, end, limit=1, keys_only=True)])
-        outcome = self._client.transact(request, seconds=_SECONDS_PER_READ)
+        outcome = self._read(get(start, end, limit=1, keys_only=True), seconds=_SECONDS_PER_READ)
         (found,), (count,) = outcome.found, outcome.counts
         number = found[0].key[len(start) :] if found else b""
         first = int(number) if number.isdigit() else 0
@@ -195,14 +188,14 @@ class EtcdLog:
 
     def checkpoint(self) -> Checkpoint | None:
         while True:
-            (found,) = self._client.transact(transaction([], [get(self._checkpoint)])).found
+            (found,) = self._read(get(self._checkpoint)).found
             if not found:
                 return None
             about = self._about(found[0])
             data = b"".join(self._parts(about.name))
             if len(data) == about.length:
                 return Checkpoint(about.sequence, data)
-            (again,) = self._client.transact(transaction([], [get(self._checkpoint)])).found
+            (again,) = self._read(get(self._checkpoint)).found
             if again == found:
                 raise LostRecordsError(
                     f"{self.name}: parts of the checkpoint of record {about.sequence} are gone"
@@ -212,8 +205,7 @@ class EtcdLog:
         parts: list[bytes] = []
         while True:
             first, end = self._part(name, len(parts)), self._key(f"parts/{name}0")
-            request = transaction([], [get(first, end, limit=_PARTS_PER_READ)])
-            (found,) = self._client.transact(request, seconds=_SECONDS_PER_READ).found
+            (found,) = self._read(get(first, end, limit=_PARTS_PER_READ), seconds=_SECONDS_PER_READ).found
             parts += [each.value for each in found]
             if len(found) < _PARTS_PER_READ:
                 return parts
@@ -238,15 +230,13 @@ class EtcdLog:
 
     def followers(self) -> Sequence[Follower]:
         start = self._key("followers/")
-        (found,) = self._client.transact(transaction([], [get(start, self._key("followers0"))])).found
+        (found,) = self._read(get(start, self._key("followers0"))).found
         with parsing(self.name, "the list of who stands by"):
             return [Follower(unquote(each.key[len(start) :].decode()), int(each.value)) for each in found]
 
     def measure(self) -> Extent:
         records = get(self._key("log/"), self._key("log0"), limit=1, keys_only=True)
-        outcome = self._client.transact(
-            transaction([], [records, get(self._checkpoint)]), seconds=_SECONDS_PER_READ
-        )
+        outcome = self._read(records, get(self._checkpoint), seconds=_SECONDS_PER_READ)
         checkpoint = outcome.found[1]
         if not checkpoint:
             return Extent(outcome.counts[0])
@@ -265,7 +255,7 @@ class EtcdLog:
     def erase(self) -> None:
         """A mark of its own comes first and goes last: nobody begins with what is left if this ends in the
         middle, and a deletion that is carried out late finds no mark, and removes nothing of a new log."""
-        (leader,) = self._client.transact(transaction([], [get(self._leader)])).found
+        (leader,) = self._read(get(self._leader)).found
         mark = f"somebody has begun to erase this log, and has not come to an end ({secrets.token_hex(8)})"
         outcome = self._client.transact(
             transaction(
@@ -304,6 +294,9 @@ class EtcdLog:
     def _mine(self, term: int) -> bytes:
         """What the key `leader` holds while this log leads."""
         return f"{term} {self._owner} {self._address}".encode()
+
+    def _read(self, *reads: bytes, seconds: float = SECONDS_PER_TRY) -> Outcome:
+        return self._client.transact(transaction([], reads), seconds=seconds)
 
     def _write(self, term: int, operations: Sequence[bytes], record: bytes | None = None) -> None:
         """Write in this term, and only if there is this record."""

@@ -13,7 +13,7 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.replica.engines import etcd_messages as messages
 from rallypoint.store.replica.engines.address import PASSWORD_HINT, EngineAddress, Tls
-from rallypoint.store.replica.engines.etcd_messages import Outcome, Status
+from rallypoint.store.replica.engines.etcd_messages import Outcome, Status, decode, encode, read_status
 from rallypoint.store.replica.log import EngineAwayError, EngineRefusedError
 
 SECONDS_PER_CALL: Final = 2.0
@@ -64,22 +64,22 @@ class EtcdClient:
         return messages.read_outcome(self._call("KV/Txn", request, seconds))
 
     def compact(self, revision: int) -> None:
-        self._call("KV/Compact", messages.compaction(revision))
+        self._call("KV/Compact", encode((1, revision)))
 
     def grant_lease(self, seconds: int) -> int:
-        return messages.read_lease(self._call("Lease/LeaseGrant", messages.lease_grant(seconds)))
+        return decode(self._call("Lease/LeaseGrant", encode((1, seconds)))).integer(2)
 
     def status(self, *, seconds: float = SECONDS_PER_TRY) -> Status:
         """Of the node that answers now."""
-        return messages.read_status(self._call("Maintenance/Status", b"", seconds))
+        return read_status(self._call("Maintenance/Status", b"", seconds))
 
     def count_members(self) -> int:
-        return messages.count_members(self._call("Cluster/MemberList", b""))
+        return len(decode(self._call("Cluster/MemberList", b"")).messages(2))
 
     def is_compacted(self, key: bytes, revision: int) -> bool:
         """Whether what was at this revision is forgotten. The user has to be allowed to read the key."""
         try:
-            self._call("KV/Range", messages.range_at(key, revision))
+            self._call("KV/Range", encode((1, key), (4, revision)))
         except EngineRefusedError as error:
             if "compacted" in error.message:
                 return True
@@ -101,8 +101,8 @@ class EtcdClient:
 
     def _authenticate(self) -> str:
         """A new token. It is asked for without the old one, for which etcd would refuse this, too."""
-        request = messages.authentication(self._address.user, self._address.password)
-        self._token = messages.read_token(self._ask("Auth/Authenticate", request, SECONDS_PER_TRY))
+        request = encode((1, self._address.user.encode()), (2, self._address.password.encode()))
+        self._token = decode(self._ask("Auth/Authenticate", request, SECONDS_PER_TRY)).data(2).decode()
         return self._token
 
     def _ask(self, method: str, request: bytes, seconds: float, token: str = "") -> bytes:

@@ -123,26 +123,6 @@ def read_outcome(data: bytes) -> Outcome:
     return Outcome(bool(answer.integer(2)), answer.message(1).integer(3), found, counts)
 
 
-def compaction(revision: int) -> bytes:
-    return encode((1, revision))
-
-
-def lease_grant(seconds: int) -> bytes:
-    return encode((1, seconds))
-
-
-def read_lease(data: bytes) -> int:
-    return decode(data).integer(2)
-
-
-def authentication(user: str, password: str) -> bytes:
-    return encode((1, user.encode()), (2, password.encode()))
-
-
-def read_token(data: bytes) -> str:
-    return decode(data).data(2).decode()
-
-
 def read_status(data: bytes) -> Status:
     answer = decode(data)
     return Status(
@@ -155,15 +135,6 @@ def read_status(data: bytes) -> Status:
         revision=answer.message(1).integer(3),
         errors=[each.decode() for each in answer.all_data(8)],
     )
-
-
-def count_members(data: bytes) -> int:
-    return len(decode(data).messages(2))
-
-
-def range_at(key: bytes, revision: int) -> bytes:
-    """A read of a key as it was at a revision."""
-    return encode((1, key), (4, revision))
 
 
 class Fields:

@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -142,55 +143,6 @@ def test_what_does_not_fit_is_refused_whole(operation: Callable[[Engine[str]], o
     with pytest.raises(LimitError, match="stored_bytes"):
         operation(engine)
     assert snapshot(engine) == before
-
-
-ROOM = st.one_of(
-    st.tuples(st.just("set"), st.sampled_from([b"k", b"key"]), st.integers(0, 45)),
-    st.tuples(st.just("append"), st.sampled_from([b"k", b"key"]), st.integers(0, 45)),
-    st.tuples(st.just("push"), st.sampled_from([b"k", b"key"]), st.integers(0, 45)),
-    st.tuples(st.just("pop"), st.sampled_from([b"k", b"key"]), st.just(0)),
-    st.tuples(st.just("delete"), st.sampled_from([b"k", b"key"]), st.just(0)),
-)
-
-
-@settings(derandomize=True, deadline=None, max_examples=150)
-@given(st.lists(ROOM, max_size=25))
-def test_what_fits_is_accepted_and_what_does_not_is_refused(history: list[tuple[str, bytes, int]]) -> None:
-    """The limit holds for what is there after the operation, to the byte."""
-    limit = 60
-    engine: Engine[str] = Engine(Limits(stored_bytes=limit))
-    sizes: dict[bytes, int] = {}
-    queues: dict[bytes, list[int]] = {}
-
-    def stored() -> int:
-        values = sum(len(key) + size for key, size in sizes.items())
-        return values + sum(len(key) + sum(queue) for key, queue in queues.items() if queue)
-
-    for name, key, size in history:
-        old, queue = sizes.get(key), queues.setdefault(key, [])
-        if name == "delete":
-            engine.delete(key)
-            sizes.pop(key, None)
-        elif name == "pop":
-            engine.pop("A", key)
-            del queue[:1]
-        else:
-            more = size if old is not None or name == "push" else len(key) + size
-            if name == "set" and old is not None:
-                more -= old
-            if name == "push" and not queue:
-                more += len(key)
-            if more > 0 and stored() + more > limit:
-                with pytest.raises(LimitError):
-                    getattr(engine, name)(key, b"x" * size)
-            else:
-                getattr(engine, name)(key, b"x" * size)
-                if name == "push":
-                    queue.append(size)
-                else:
-                    sizes[key] = size + (old or 0) * (name == "append")
-        engine.check_invariants()
-        assert engine.stored_bytes == stored()
 
 
 def test_entries_are_counted_however_short_they_are() -> None:
@@ -517,91 +469,81 @@ def crowd(count: int, key: bytes) -> tuple[Engine[Counted], list[Counted]]:
     return engine, waiting
 
 
-@pytest.mark.parametrize("position", [0, 50, -1])
-def test_a_withdrawal_costs_nothing_for_those_who_stay(position: int) -> None:
-    def steps_beside(count: int) -> int:
-        engine, waiting = crowd(count, b"k")
-        return count_steps(lambda: engine.withdraw(waiting[position]))
-
-    assert steps_beside(100) == steps_beside(3_000)
+def withdraw_from_a_crowd(count: int, position: int = 50) -> Callable[[], object]:
+    engine, waiting = crowd(count, b"k")
+    return lambda: engine.withdraw(waiting[position])
 
 
-def test_a_withdrawal_costs_nothing_for_the_keys_of_others() -> None:
-    def steps_beside(count: int) -> int:
-        engine: Engine[Counted] = Engine()
-        own, other = Counted(), Counted()
-        engine.wait(other, names(count))
-        engine.wait(own, [b"/key/0"])
-        return count_steps(lambda: engine.withdraw(own))
-
-    assert steps_beside(10) == steps_beside(3_000)
+def among_the_keys_of_another(count: int, own: Sequence[bytes]) -> tuple[Engine[Counted], Counted]:
+    """A member that waits for `own`, and another one that waits for `count` keys."""
+    engine: Engine[Counted] = Engine()
+    other, member = Counted(), Counted()
+    engine.wait(other, names(count))
+    engine.wait(member, own)
+    return engine, member
 
 
-def test_a_withdrawal_costs_its_own_keys() -> None:
-    def steps_for(count: int) -> int:
-        engine: Engine[Counted] = Engine()
-        own, other = Counted(), Counted()
-        engine.wait(other, names(count))
-        engine.wait(own, names(count))
-        return count_steps(lambda: engine.withdraw(own))
-
-    assert steps_for(4_000) < 5 * steps_for(1_000)
+def withdraw_beside_many_keys(count: int) -> Callable[[], object]:
+    engine, member = among_the_keys_of_another(count, [b"/key/0"])
+    return lambda: engine.withdraw(member)
 
 
-def test_waking_a_crowd_is_one_pass() -> None:
-    def steps_for(count: int) -> int:
-        engine, _ = crowd(count, b"k")
-        woken: list[Counted] = []
-        steps = count_steps(lambda: woken.extend(engine.set(b"k", b"")))
-        assert len(woken) == count
-        return steps
-
-    assert steps_for(4_000) < 4.5 * steps_for(1_000)
+def withdraw_with_many_keys(count: int) -> Callable[[], object]:
+    engine, member = among_the_keys_of_another(count, names(count))
+    return lambda: engine.withdraw(member)
 
 
-def test_waking_costs_nothing_for_the_other_keys_of_the_woken_or_of_those_who_stay() -> None:
-    def steps_beside(count: int) -> int:
-        engine: Engine[Counted] = Engine()
-        patient, woken = Counted(), Counted()
-        engine.wait(patient, names(count))
-        engine.wait(woken, [b"k"])
-        return count_steps(lambda: engine.set(b"k", b""))
-
-    assert steps_beside(10) == steps_beside(3_000)
+def wake_beside_many_keys(count: int) -> Callable[[], object]:
+    engine, _ = among_the_keys_of_another(count, [b"k"])
+    return lambda: engine.set(b"k", b"")
 
 
-def test_releasing_a_barrier_is_one_pass() -> None:
-    def steps_for(count: int) -> int:
-        engine: Engine[Counted] = Engine()
-        for _ in range(count - 1):
-            engine.barrier(Counted(), b"k", count)
-        return count_steps(lambda: engine.barrier(Counted(), b"k", count))
-
-    assert steps_for(4_000) < 4.5 * steps_for(1_000)
+def wake_a_crowd(count: int) -> Callable[[], object]:
+    engine, _ = crowd(count, b"k")
+    return lambda: engine.set(b"k", b"")
 
 
-def test_a_push_costs_the_same_before_any_crowd() -> None:
-    def steps_beside(count: int) -> int:
-        engine, _ = crowd(count, b"q")
-        return count_steps(lambda: engine.push(b"q", b"v"))
+def release_a_barrier(count: int) -> Callable[[], object]:
+    engine: Engine[Counted] = Engine()
+    for _ in range(count - 1):
+        engine.barrier(Counted(), b"k", count)
+    return lambda: engine.barrier(Counted(), b"k", count)
 
-    assert steps_beside(100) == steps_beside(3_000)
+
+def push_to_a_crowd(count: int) -> Callable[[], object]:
+    engine, _ = crowd(count, b"q")
+    return lambda: engine.push(b"q", b"v")
 
 
-def test_draining_a_crowd_push_by_push_is_linear() -> None:
+def drain_a_crowd(count: int) -> Callable[[], object]:
     """A container that slows down as its front is taken away would make this quadratic."""
+    engine, waiting = crowd(count, b"q")
 
-    def steps_for(count: int) -> int:
-        engine, waiting = crowd(count, b"q")
+    def drain() -> None:
+        for member in waiting:
+            engine.push(b"q", b"v")
+            engine.pop(member, b"q")
 
-        def drain() -> None:
-            for member in waiting:
-                engine.push(b"q", b"v")
-                engine.pop(member, b"q")
+    return drain
 
-        return count_steps(drain)
 
-    assert steps_for(2_000) < 4.5 * steps_for(500)
+@pytest.mark.parametrize(
+    ("prepare", "few", "many", "factor"),
+    [
+        *((partial(withdraw_from_a_crowd, position=position), 100, 3_000, 1) for position in (0, 50, -1)),
+        (withdraw_beside_many_keys, 10, 3_000, 1),
+        (withdraw_with_many_keys, 1_000, 4_000, 5),
+        (wake_beside_many_keys, 10, 3_000, 1),
+        (wake_a_crowd, 1_000, 4_000, 4.5),
+        (release_a_barrier, 1_000, 4_000, 4.5),
+        (push_to_a_crowd, 100, 3_000, 1),
+        (drain_a_crowd, 500, 2_000, 4.5),
+    ],
+)
+def test_an_operation_costs_nothing_for_others_and_one_pass_for_its_own(
+    prepare: Callable[[int], Callable[[], object]], few: int, many: int, factor: float
+) -> None:
+    assert count_steps(prepare(many)) <= factor * count_steps(prepare(few))
 
 
 def test_appending_piece_by_piece_does_not_copy_the_value() -> None:

@@ -1,29 +1,42 @@
 """What a server tells of itself and of its clients: that it is right, and that any client may ask for it.
 
-Without sockets; the clock is moved by hand. Beside it: `test_looking_json`, `test_looking_names` for who they
-are, `test_looking_keys` for what is stored, `test_looking_relays`, and `test_looking_live` for real servers.
+Without sockets; the clock is moved by hand. Other modules: `test_looking_json`, `test_looking_keys` for what
+is stored, `test_looking_relays`, and `test_looking_live` for real servers.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ends import Desk, End, Played, arrive, blob
-from rallypoint.errors import ProtocolError
+from ends import Desk, End, Played, arrive, blob, i64
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.outbox import CoreFault, Other
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.relay import RelayCore
-from rallypoint.store.rollcall.identity import Identity, Role, hello_key
+from rallypoint.store.rollcall.identity import (
+    NOBODY,
+    Identity,
+    Role,
+    Source,
+    hello_key,
+    identity_of,
+    parse_hello,
+)
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.rollcall.snapshot import Barrier, Client, Snapshot
+from rallypoint.store.rollcall.snapshot import Barrier, Snapshot
 from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
@@ -32,6 +45,16 @@ pytestmark = pytest.mark.windows
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 
+identities = st.builds(
+    Identity,
+    host=st.text(max_size=20),
+    pid=st.integers(0, (1 << 32) - 1),
+    rank=st.integers(-1, 1 << 20),
+    local_rank=st.integers(-1, 64),
+    world_size=st.integers(-1, 1 << 20),
+    role=st.sampled_from(Role),
+    source=st.sampled_from(Source),
+)
 PING = request(Op.PING, tail=b"ping")
 
 
@@ -131,19 +154,6 @@ def test_a_question_is_bounded(desk: Desk) -> None:
     (client,) = desk.open()
     client.send(look(b" " * 16_382 + b"{}"))
     assert client.error is None
-
-
-def test_an_empty_question_asks_for_what_is_always_told(desk: Desk) -> None:
-    (client,) = desk.open()
-    assert client.ask(look(b"")) == b""
-    finish(desk.front)
-    desk.settle()
-    assert len(taken(client).clients) == 1
-
-
-@pytest.mark.parametrize("name", ["\ud800", "key\ud800", ""])
-def test_a_value_of_a_name_that_no_key_has_is_not_there(core: Core, name: str) -> None:
-    assert seen_by(core, Question(value=name)).value is None
 
 
 def test_a_look_that_fails_is_answered_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +276,6 @@ def test_one_look_at_a_time(make: Callable[[], Core | RelayCore]) -> None:
         assert len(taken(other).clients) == 1
 
 
-def test_a_look_may_follow_one_that_could_not_be_understood() -> None:
-    """Nothing is under way then, though the connection is closed."""
-    desk = Desk(Core())
-    (client,) = desk.open()
-    with pytest.raises(ProtocolError, match="understood"):
-        client.connection.receive(look(b"x"))
-    assert not client.connection.is_owed
-
-
 @pytest.mark.parametrize("make", [Core, lambda: RelayCore(bytes(16))], ids=["server", "relay"])
 def test_who_looks_may_leave(make: Callable[[], Core | RelayCore]) -> None:
     desk = Desk(make())
@@ -325,19 +326,6 @@ def test_who_goes_while_a_look_is_made_is_gone_in_it_and_counted_once(core: Core
 # Clients, and who they are
 
 
-def test_a_client_is_told_with_what_it_has_asked(desk: Desk, clock: Clock) -> None:
-    first, second = desk.open(2)
-    first.send(set_(b"k") + get(b"k") + get(b"k"))
-    second.send(PING)
-    clock.now += 1.5
-    snapshot = seen_by(desk.front)
-    assert sorted(snapshot.clients, key=lambda each: each.id) == [
-        Client(1, "client 0", 1.5, operations=3),
-        Client(2, "client 1", 1.5, operations=1),
-    ]
-    assert snapshot.accepted == 2
-
-
 def test_only_ranks_that_are_known_and_not_here_are_gone(desk: Desk, clock: Clock) -> None:
     stranger, tool, agent, *others = desk.open(7)
     tool.send(hello(Identity("node-a", 5, role=Role.TOOL)))
@@ -355,37 +343,7 @@ def test_only_ranks_that_are_known_and_not_here_are_gone(desk: Desk, clock: Cloc
     ], "rank 1 is here on another connection"
 
 
-def test_of_several_connections_of_a_rank_the_last_to_go_is_told_and_in_its_order(desk: Desk) -> None:
-    ends = desk.open(4)
-    for end, number in zip(ends, [0, 1, 0, 2], strict=True):
-        end.send(hello(rank(number)))
-    for end in ends:
-        end.close()
-    assert [(each.who.rank, each.id) for each in seen_by(desk.front).gone] == [(1, 2), (0, 3), (2, 4)]
-
-
-def test_not_all_who_have_ever_gone_are_kept(core: Core) -> None:
-    kept = core.clients.gone.maxlen or 0
-    for number in range(kept + 3):
-        client = core.open("peer")
-        client.who = rank(number)
-        core.close(client)
-    found = seen_by(core).gone
-    assert len(found) == kept
-    assert (found[0].who.rank, found[-1].who.rank) == (3, kept + 2)
-
-
 # Waits and barriers
-
-
-def test_a_wait_is_told_with_the_keys_that_are_missing_still(desk: Desk, clock: Clock) -> None:
-    first, second = desk.open(2)
-    first.send(wait(b"/a", b"/b", b"/c"))
-    clock.now += 2.0
-    second.send(set_(b"/b"))
-    assert waits_of(desk, 1) == [(("a", "c"), 2, 2.0)]
-    second.send(set_(b"/a") + set_(b"/c"))
-    assert waits_of(desk, 1) == []
 
 
 def waits_of(desk: Desk, number: int) -> list[tuple[tuple[str, ...], int, float]]:
@@ -404,13 +362,6 @@ def test_several_waits_are_told_each_by_itself(desk: Desk, clock: Clock) -> None
     assert waits_of(desk, 1) == [(("a",), 1, 2.0), (("c",), 1, 1.0)]
     client.send(CANCEL_WAIT)
     assert waits_of(desk, 1) == []
-
-
-def test_of_many_keys_the_first_few_are_named(desk: Desk) -> None:
-    (client,) = desk.open()
-    client.send(wait(*(b"/%d" % number for number in range(100))))
-    client.send(set_(b"/0"))
-    assert waits_of(desk, 1) == [(tuple("12345678"), 99, 0.0)]
 
 
 def test_a_barrier_is_told_with_who_waits_there(desk: Desk, clock: Clock) -> None:
@@ -441,11 +392,85 @@ def test_a_relay_at_a_barrier_is_told_once_and_counts_for_its_ranks(desk: Desk, 
     assert seen_by(desk.front).barriers == (Barrier("b", 9, 6, ((2, 1.25), (1, 0.25))),)
 
 
-def test_who_waits_is_counted(desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(wait(b"/a") + wait(b"/b"))
-    second.send(barrier(b"/c", 2))
-    assert desk.front.waiting == 2
-    first.send(CANCEL_WAIT)
-    second.close()
-    assert desk.front.waiting == 0
+# Who a client says it is
+
+
+@pytest.mark.parametrize("make", [Core, lambda: RelayCore(bytes(16))], ids=["server", "relay"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", b"\xff\xfe", b"[]", b'{"rank":"3"}', b'{"rank":-2}', b'{"role":"king"}', b"[" * 900],
+)
+def test_a_hello_that_cannot_be_read_changes_nothing(
+    make: Callable[[], Core | RelayCore], content: bytes
+) -> None:
+    desk = Desk(make())
+    (client,) = desk.open()
+    who = rank(3)
+    assert client.ask(hello(who)) == i64(0)
+    assert client.ask(request(Op.DELETE_KEY, b"/rallypoint/hello/1/" + content) + PING) == i64(0) + b"ping"
+    assert client.connection.who == replace(who, source=Source.HELLO)
+
+
+@repeatable
+@given(who=identities)
+def test_a_hello_says_who_somebody_is(who: Identity) -> None:
+    assert parse_hello(b"/" + hello_key(who).encode()) == replace(who, source=Source.HELLO)
+
+
+@pytest.mark.parametrize(
+    ("environ", "who"),
+    [
+        ({}, Identity("node-a", 7)),
+        (
+            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"},
+            Identity("node-a", 7, 3, 1, 8, Role.RANK),
+        ),
+        ({"RANK": "0"}, Identity("node-a", 7, 0, role=Role.RANK)),
+        ({"RANK": "", "WORLD_SIZE": "8"}, Identity("node-a", 7, world_size=8)),
+        ({"RANK": "-1"}, Identity("node-a", 7)),
+        ({"RANK": "1" * 10}, Identity("node-a", 7)),
+        ({"RANK": "\u0663"}, Identity("node-a", 7)),
+        ({"RANK": " 3"}, Identity("node-a", 7)),
+    ],
+)
+def test_the_variables_of_a_launcher_tell_who_a_process_is(environ: dict[str, str], who: Identity) -> None:
+    assert identity_of(environ, "node-a", 7) == who
+
+
+def test_a_name_that_is_too_long_is_cut() -> None:
+    assert len(identity_of({}, "h" * 1_000, 7).host) == 255
+
+
+def test_this_process_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    host, pid = socket.gethostname(), os.getpid()
+    assert who_am_i() == who_am_i(Role.RANK) == Identity(host, pid, 3, 1, 8, Role.RANK)
+    for role in (Role.TOOL, Role.AGENT):
+        assert who_am_i(role) == Identity(host, pid, role=role), "no rank, whatever the variables say"
+    assert who_am_i(rank=4, world_size=5) == Identity(host, pid, 4, -1, 5, Role.RANK)
+    assert who_am_i(rank=3, world_size=5) == Identity(host, pid, 3, 1, 5, Role.RANK)
+
+
+@pytest.mark.parametrize("make", [Core, lambda limits: RelayCore(bytes(16), limits)])
+def test_a_hello_may_be_longer_than_keys(make: Callable[[Limits], Core | RelayCore]) -> None:
+    desk = Desk(make(Limits(key_bytes=16)))
+    (client,) = desk.open()
+    assert client.ask(hello(rank(3, host="h" * 255))) == i64(0)
+    assert client.connection.who.rank == 3
+
+
+def test_what_is_no_hello_is_deleted(desk: Desk) -> None:
+    (client,) = desk.open()
+    for key in (b"k", b"/rallypoint/hello/1", b"/rallypoint/hello/2/{}", b"rallypoint/hello/1/{}"):
+        client.send(set_(key))
+        assert client.ask(request(Op.DELETE_KEY, key)) == i64(1)
+    assert client.connection.who is NOBODY
+
+
+def test_a_hello_in_a_batch_is_nobodys(desk: Desk, core: Core) -> None:
+    """Relays keep the hellos of their clients to themselves; an older one does not know that."""
+    relay = Played(desk)
+    assert relay.send(hello(rank(3))) == [(0, 0, i64(0))]
+    assert [each.who.rank for each in core.clients] == [-1]
+    assert relay.end.connection.who.rank == -1

@@ -16,7 +16,7 @@ from rallypoint.errors import ProtocolError
 from rallypoint.store.core.looks import quoted, relay_row
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.store import Core
-from rallypoint.store.rollcall.identity import Identity, Role, Source
+from rallypoint.store.rollcall.identity import Identity
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import KEYS_NAMED, key_name
 from rallypoint.store.rollcall.snapshot import (
@@ -36,7 +36,7 @@ from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.opcodes import Op
 from rolls import part, plan, rank, ranks, snapshot
 from test_core import wait
-from test_looking import Clock, repeatable, seen_by, told
+from test_looking import Clock, identities, repeatable, seen_by, told
 
 pytestmark = pytest.mark.windows
 
@@ -44,16 +44,6 @@ pytestmark = pytest.mark.windows
 
 moments = st.integers(0, 1 << 20).map(lambda eighths: eighths / 8)  # of three digits, so none is rounded
 numbers = st.integers(0, 1 << 40)
-identities = st.builds(
-    Identity,
-    host=st.text(max_size=20),
-    pid=st.integers(0, (1 << 32) - 1),
-    rank=st.integers(-1, 1 << 20),
-    local_rank=st.integers(-1, 64),
-    world_size=st.integers(-1, 1 << 20),
-    role=st.sampled_from(Role),
-    source=st.sampled_from(Source),
-)
 keys = st.binary(max_size=12)
 some_keys = st.lists(keys, min_size=1, max_size=2 * KEYS_NAMED, unique=True)
 
@@ -139,16 +129,6 @@ def _told(session: Session) -> str:
 def _with(name: str, text: str) -> Snapshot:
     whole = Snapshot("server", "1", "node-a", 1, "libuv", 0.0, 0.0, 0.0).to_json()
     return Snapshot.from_json(f'{whole[:-1]},"{name}":{text}}}')
-
-
-def test_a_part_is_read_as_it_was_told() -> None:
-    core = Core(turn=Clock(1_000.0))
-    part = Snapshot("relay", "1", 'no"de\\', 1, "libuv", 2.0, 3.0, 4.0, clients=(Client(7, "peer", 1.0),))
-    relay = Played(Desk(core))
-    relay.send(told(part.to_json().encode()))
-    (session,) = core.sessions
-    (found,) = _with("relays", f"[{relay_row(session, _told(session), (), 1_001.0)}]").relays
-    assert (found.part, found.part_seconds) == (part, 1.0)
 
 
 json_values = st.recursive(

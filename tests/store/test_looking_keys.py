@@ -213,16 +213,6 @@ def test_what_a_relay_writes_is_the_relays(desk: Desk) -> None:
     assert {each.key: each.writer_is for each in keys_of(desk)}["a"] == "the relay client 1"
 
 
-def test_a_relay_keeps_its_number_when_it_comes_back(desk: Desk) -> None:
-    relay = Played(desk)
-    relay.lose()
-    relay.come_back()
-    relay.send(set_(b"/k"), told(b"{}"))
-    assert writers_of(desk) == {"k": 1}
-    (found,) = seen_by(desk.front).relays
-    assert (found.id, found.peer) == (1, "client 0")
-
-
 def test_writers_are_told_by_the_best_that_is_known(core: Core, desk: Desk) -> None:
     ends = desk.open(5)
     for number, end in enumerate(ends):

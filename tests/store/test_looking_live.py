@@ -34,7 +34,7 @@ from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, server_of_torch, until
 from rolls import rank
 from test_core import barrier, set_, wait
-from test_looking import finish, go_on
+from test_looking import go_on
 from test_looking import look as look_request
 from threads import running_here
 
@@ -149,38 +149,34 @@ def check_steps(core: Core, question: Question, clients: int = CONNECTIONS) -> S
     return snapshot
 
 
+MANY_KEYS = [b"/missing/%d" % number for number in range(20)]
+
+
 @pytest.mark.parametrize(
-    "question",
-    [Question(), Question(keys=KEYS), Question(keys=1_000, search="77")],
-    ids=["clients", "all keys", "a search"],
+    ("question", "sent"),
+    [
+        (Question(), b""),
+        (Question(keys=KEYS), b""),
+        (Question(keys=1_000, search="77"), b""),
+        (Question(), barrier(b"/b", CONNECTIONS + 1)),
+        (Question(), wait(*MANY_KEYS)),
+    ],
+    ids=["clients", "all keys", "a search", "all are at a barrier", "all wait for many keys"],
 )
-def test_a_look_takes_a_moment_at_a_time(crowd: Crowd, question: Question) -> None:
-    check_steps(crowd[0], question)
-
-
-def test_so_it_does_when_all_are_at_a_barrier(crowd: Crowd) -> None:
+def test_a_look_takes_a_moment_at_a_time(crowd: Crowd, question: Question, sent: bytes) -> None:
     core, clients = crowd
     for client in clients:
-        client.receive(barrier(b"/b", CONNECTIONS + 1))
+        client.receive(sent)
     try:
-        (found,) = check_steps(core, Question()).barriers
+        snapshot = check_steps(core, question)
     finally:
         for client in clients:
             client.receive(request(Op.CANCEL_WAIT))
-    assert (found.arrived, len(found.members)) == (CONNECTIONS, CONNECTIONS)
-
-
-def test_so_it_does_when_all_wait_for_many_keys(crowd: Crowd) -> None:
-    core, clients = crowd
-    keys = [b"/missing/%d" % number for number in range(20)]
-    for client in clients:
-        client.receive(wait(*keys))
-    try:
-        snapshot = check_steps(core, Question())
-    finally:
-        for client in clients:
-            client.receive(request(Op.CANCEL_WAIT))
-    assert {each.waits[0].count for each in snapshot.clients} == {20}
+    is_at_barrier, waits = sent[:1] == bytes([Op.BARRIER]), sent[:1] == bytes([Op.WAIT])
+    at_barrier = [(CONNECTIONS, CONNECTIONS)] if is_at_barrier else []
+    assert [(each.arrived, len(each.members)) for each in snapshot.barriers] == at_barrier
+    counts = {wait.count for each in snapshot.clients for wait in each.waits}
+    assert counts == ({len(MANY_KEYS)} if waits else set())
 
 
 def test_so_it_does_when_most_are_gone() -> None:
@@ -201,16 +197,6 @@ def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
     while core.looks.step() is not LookStep.DONE:
         pass
     assert core.outbox.others == [DriverTask.SNAPSHOTS, DriverTask.PROCESSES]
-
-
-def test_it_is_said_once_that_there_is_work() -> None:
-    core = Core()
-    for _ in range(3):
-        core.looks.start(Question(), lambda _: None)
-    assert core.outbox.take_others() == [DriverTask.SNAPSHOTS]
-    finish(core)
-    core.looks.start(Question(), lambda _: None)
-    assert core.outbox.take_others() == [DriverTask.SNAPSHOTS]
 
 
 # Beside clients
@@ -247,24 +233,6 @@ def test_how_long_answers_take_is_told(here: Here) -> None:
 
 
 # Bytes
-
-
-@linux
-def test_bytes_are_counted_as_they_went_over_the_socket(here: Here) -> None:
-    with RawClient(here.port) as client:
-        value = bytes(100_000)
-        sent = VALIDATE + set_(b"/k", value) + request(Op.GET, b"/k") + request(Op.PING, tail=b"ping")
-        client.send(sent[len(VALIDATE) :])
-        client.read(8 + len(value) + 4)
-        counts = (len(sent), 8 + len(value) + 4)
-
-        def found(snapshot: Snapshot) -> tuple[int, int]:
-            (here,) = others_in(snapshot)
-            return here.received, here.sent
-
-        await_look(here, lambda snapshot: found(snapshot) == counts)  # the last byte may be unconfirmed
-        before = look_at(here)
-        assert before.received > counts[0]
 
 
 @linux
@@ -313,25 +281,6 @@ def test_who_has_gone_is_freed_without_a_collection() -> None:
 
 def _connections_of(core: Core) -> int:
     return sum(type(each) is Connection and each._core is core for each in gc.get_objects())
-
-
-def test_why_clients_are_gone_is_told(here: Here) -> None:
-    for number in range(2):
-        connection = connect(here.host, here.port, Deadline(SECONDS), rank(number, "node-a"))
-        if number:
-            connection.send(b"\xff", Deadline(SECONDS))
-        else:
-            connection.close()
-        await_look(here, lambda snapshot, count=number + 1: len(snapshot.gone) == count)  # type: ignore[misc]
-        connection.close()
-    snapshot = look_at(here)
-    assert [(each.who.rank, each.why) for each in snapshot.gone] == [
-        (0, ""),
-        (1, "there is no operation 255"),
-    ]
-    assert [(each.reason, snapshot.error_count) for each in snapshot.errors] == [
-        ("there is no operation 255", 1)
-    ]
 
 
 # Who somebody is

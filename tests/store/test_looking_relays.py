@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ends import ByHand, Desk, Played, Wire, blob, end_of_wait, i64, relay_on, welcome
+from ends import ByHand, Desk, Wire, blob, end_of_wait, i64, relay_on, welcome
 from rallypoint.errors import SessionLostError
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.store import Core
@@ -16,7 +16,7 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
-from test_looking import PING, Clock, finish, go_on, hello, look, seen_by, taken, told
+from test_looking import PING, Clock, finish, go_on, hello, look, seen_by, taken
 
 pytestmark = pytest.mark.windows
 
@@ -103,37 +103,6 @@ def test_a_server_tells_what_its_relay_tells(tree: Tree) -> None:
     assert part.kind == "relay"
     assert [each.who for each in part.clients] == [replace(rank(3), source=Source.HELLO)]
     assert [each.name for each in part.operations] == ["SET", "DELETE_KEY"]
-
-
-def test_a_hello_stays_at_the_relay(tree: Tree) -> None:
-    relay = tree.relay()
-    (behind,) = relay.open()
-    assert behind.ask(hello(rank(3))) == i64(0)
-    tree.run()
-    (wire,) = tree.wires
-    assert wire.core.upstream.batches == 0
-    assert behind.take() == b""
-    assert behind.connection.who.rank == 3
-
-
-def test_parts_are_within_parts(tree: Tree) -> None:
-    upper = tree.relay()
-    lower = tree.relay(upper)
-    other = tree.relay(upper)
-    for desk, number in ((upper, 1), (lower, 2), (other, 3)):
-        desk.open()[0].send(hello(rank(number)) + wait(b"/missing/%d" % number))
-    tree.run()
-    tree.clock.now += 4.0
-    part = part_of(tree.look(tree.head))
-    assert [each.who.rank for each in part.clients] == [1]
-    below = [part_of(part, index) for index in range(2)]
-    assert [[each.who.rank for each in each_part.clients] for each_part in below] == [[2], [3]]
-    assert [each.clients[0].waits[0].keys for each in (part, *below)] == [
-        ("missing/1",),
-        ("missing/2",),
-        ("missing/3",),
-    ]
-    assert below[0].clients[0].waits[0].seconds == pytest.approx(4.0, abs=0.1)
 
 
 def test_a_relay_tells_its_own_part_to_who_looks_there(tree: Tree) -> None:
@@ -233,17 +202,6 @@ def test_who_is_at_a_barrier_is_told_through_relays(tree: Tree, depth: int) -> N
 # Relays that do not answer
 
 
-def test_a_relay_that_has_never_answered_has_no_part(tree: Tree) -> None:
-    silent, other = tree.relay(), tree.relay()
-    began = tree.clock.now
-    first, second = tree.look(tree.head, without=[silent]).relays
-    assert first.part is None
-    assert first.part_seconds == -1.0
-    assert second.part is not None
-    assert tree.clock.now - began == pytest.approx(1.0, abs=0.1), "it is not waited for much longer"
-    assert other.front.looks.step() is LookStep.DONE
-
-
 def test_a_relay_that_answers_no_more_has_its_old_part(tree: Tree) -> None:
     relay = tree.relay()
     relay.open()
@@ -326,16 +284,6 @@ def test_a_relay_that_has_ended_is_not_told(tree: Tree) -> None:
     wire = tree.wire_of(relay)
     wire.end.send(b"\x23")
     assert tree.look(tree.head, without=[relay]).relays == ()
-
-
-@pytest.mark.parametrize("report", [b"", b"x", b"[]", b"\xff", b'{"kind":1}', b'"', b"null", b"{}"])
-def test_a_relay_that_tells_what_cannot_be_read_has_no_part(tree: Tree, report: bytes) -> None:
-    relay = Played(tree.head)
-    tree.head.open()
-    assert relay.send(told(report)) == [(0, 0, b"")]
-    snapshot = seen_by(tree.head.front)
-    assert [each.part for each in snapshot.relays] == [None]
-    assert len(snapshot.clients) == 1
 
 
 # A relay that is asked

@@ -45,7 +45,7 @@ from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import rank
 from startups import from_line
-from test_core import CANCEL_WAIT, add, barrier, get, push, set_, wait
+from test_core import CANCEL_WAIT, barrier, push, set_, wait
 from test_looking import Clock, hello
 
 pytestmark = pytest.mark.windows
@@ -83,13 +83,6 @@ def observed() -> Observed:
 # Coming and going
 
 
-def test_start_and_stop(observed: Observed) -> None:
-    observed.core.journal.started("server", observed.core.about)
-    observed.clock.now += 5.0
-    observed.core.journal.stopped()
-    assert observed.take() == [Started(1_010.0, "node-a", 42, "1.0", "libuv", "server"), Stopped(1_015.0)]
-
-
 def test_a_client_connects_joins_and_leaves(observed: Observed) -> None:
     (client,) = observed.desk.open()
     observed.clock.now += 1.0
@@ -120,12 +113,6 @@ def test_the_errors_of_one_peer_are_told_a_few_times_a_second(observed: Observed
     observed.core.end_second()
     left_out = 1_001 - len(told)
     assert observed.take(Erred) == [Erred(1_011.0, "10.0.0.5", f"{left_out} more errors left out")]
-
-
-def test_a_hello_that_cannot_be_read_is_no_event(observed: Observed) -> None:
-    (client,) = observed.open()
-    client.send(request(Op.DELETE_KEY, b"/rallypoint/hello/1/x"))
-    assert observed.take() == []
 
 
 # Waits
@@ -159,25 +146,6 @@ def test_the_length_of_a_wait_does_not_depend_on_the_time_of_day(observed: Obser
     third.send(set_(b"/l"))
     began = 1_012.0 + hour
     assert observed.take() == [Waited(began + 0.5, 1, ("l",), began, 0.5, 1, by=3)]
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        set_(b"/k"),
-        add(b"/k", 1),
-        request(Op.APPEND, b"/k", b"x"),
-        counted_request(Op.MULTI_SET, [b"/k", b""], blobs_each=2),
-        request(Op.COMPARE_SET, b"/k", b"", b"v"),
-        push(b"/k"),
-    ],
-)
-def test_whoever_writes_ends_a_wait(observed: Observed, sent: bytes) -> None:
-    first, second = observed.open(2)
-    first.send(wait(b"/k"))
-    observed.clock.now += 1.0
-    second.send(sent)
-    assert [(each.by, each.gave_up) for each in observed.take(Waited)] == [(2, False)]  # type: ignore[union-attr]
 
 
 def test_a_wait_that_is_over_at_once_is_no_event(observed: Observed) -> None:
@@ -272,17 +240,6 @@ def test_a_barrier_is_told_if_a_relay_comes_last_or_first(observed: Observed) ->
     assert observed.take() == [BarrierComplete(1_015.0, "c", 3, 4.0, 1)]
 
 
-def test_a_wait_that_a_relay_ends_is_told_with_the_relay(observed: Observed) -> None:
-    (client,) = observed.open()
-    first, second = Played(observed.desk), Played(observed.desk, bytes(16))
-    second.send(get(b"/x"))
-    observed.take()
-    client.send(wait(b"/k"))
-    observed.clock.now += 1.0
-    first.send(set_(b"/k"))
-    assert [each.by for each in observed.take(Waited)] == [2]  # type: ignore[union-attr]
-
-
 # Rounds, stalls, errors
 
 
@@ -314,17 +271,6 @@ def test_what_a_launcher_says_of_a_stall_is_told_when_it_changes(observed: Obser
         client.send(sent)
         observed.core.end_second()
         assert observed.take() == events
-
-
-def test_without_a_file_there_are_no_events() -> None:
-    desk = Desk(Core())
-    first, second = desk.open(2)
-    first.send(wait(b"/k") + barrier(b"/b", 2))
-    desk.front.turn.now += 5.0
-    second.send(set_(b"/k") + barrier(b"/b", 2))
-    desk.front.end_second()
-    first.close()
-    assert desk.take() == []
 
 
 # Real ones
@@ -381,15 +327,6 @@ def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
     assert error.reason == "there is no operation 255"
     assert [each.why for each in of(events, Left)] == ["there is no operation 255", "", ""]
     assert {json.loads(line)["pid"] for line in path.read_text().splitlines()} == {server.process.pid}
-
-
-def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rallypoint", "serve", "--port", "0", "--events"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "no" / "e")], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert done.returncode == 2
-    assert "cannot write events" in done.stderr
 
 
 def test_ranks_behind_a_relay_are_in_the_events_of_the_server(tmp_path: Path) -> None:

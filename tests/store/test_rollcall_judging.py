@@ -31,12 +31,6 @@ def standing(roll: Roll, number: int) -> Standing:
 # Who is here
 
 
-def test_an_empty_store_has_nobody_and_expects_nobody() -> None:
-    roll = judge(snapshot())
-    assert (roll.expected, roll.ranks, roll.unknown, roll.machines, roll.remarks) == (-1, (), 0, (), ())
-    assert not roll.is_complete
-
-
 def test_a_rank_is_the_sum_of_its_connections() -> None:
     one = client(
         1, rank(3, "node-b"), wait("a", seconds=2.0), seconds=9.0, operations=5, received=10, sent=100
@@ -74,37 +68,17 @@ def test_tools_and_agents_count_nowhere(role: Role) -> None:
     assert (roll.expected, roll.ranks, roll.unknown, roll.awaited) == (-1, (), 0, ())
 
 
-def test_a_client_that_says_no_rank_is_unknown() -> None:
-    roll = judge(snapshot(clients=(client(1), client(2, Identity("node-a", 5)))))
-    assert (roll.ranks, roll.unknown, roll.machines) == ((), 2, ())
-
-
-def test_a_client_of_a_relay_is_on_its_machine_unless_it_says_otherwise() -> None:
-    told = part("node-b", clients=(client(1, rank(4)), client(2, rank(5, "node-c"))))
-    deep = part("node-d", clients=(client(1, rank(6)),))
-    told = replace(told, relays=(relay(9, deep),))
-    roll = judge(snapshot(clients=ranks([0]), relays=(relay(2, told),)))
-    assert {each.rank: each.host for each in roll.ranks} == {0: "", 4: "node-b", 5: "node-c", 6: "node-d"}
-    assert roll.machines == (
-        MachineRanks("node-b", (4,)),
-        MachineRanks("node-c", (5,)),
-        MachineRanks("node-d", (6,)),
-        MachineRanks("", (0,)),
-    )
-
-
 # Known by keys
 
 
-def behind(told: Snapshot | None, *written: int) -> Snapshot:
-    """A server whose only relay has written the keys of some ranks."""
-    return snapshot(relays=(relay(7, told),), group_writers=tuple((each, 7) for each in written))
+def behind(told: Snapshot | None, *written: int, planned: bool = False) -> Snapshot:
+    """A server whose only relay has written the keys of some ranks; a planned one has three ranks itself."""
+    writers = tuple((each, 7) for each in written)
+    found = snapshot(relays=(relay(7, told),), group_writers=writers)
+    return replace(found, clients=ranks(range(3), "node-a"), plan=TWO_NODES) if planned else found
 
 
-def test_the_writer_of_a_ranks_key_is_that_rank() -> None:
-    roll = judge(snapshot(clients=(client(1), client(2), client(3)), group_writers=((0, 1), (5, 3))))
-    assert [(each.rank, each.source) for each in roll.ranks] == [(0, Source.KEYS), (5, Source.KEYS)]
-    assert roll.unknown == 1
+THREE = dict.fromkeys(range(3), "joined on node-a")
 
 
 STRANGER = part("node-c", clients=(client(1),))
@@ -160,6 +134,59 @@ BY_KEYS: dict[str, tuple[Snapshot, dict[int, str], int]] = {
     "who has gone from a relay was on its machine": (
         behind(part("node-b", gone=(Gone(1, rank(4), 9.0, ""),))),
         {4: "gone on node-b"},
+        0,
+    ),
+    "of which nothing tells a rank": (snapshot(clients=(client(1), client(2, Identity("node-a", 5)))), {}, 2),
+    "a process with several connections is one stranger": (
+        snapshot(clients=tuple(client(number, Identity("node-a", 7)) for number in (1, 2, 3))),
+        {},
+        1,
+    ),
+    "on the machine of its relay, unless it says otherwise": (
+        snapshot(
+            clients=ranks([0]),
+            relays=(
+                relay(
+                    2,
+                    part(
+                        "node-b",
+                        clients=(client(1, rank(4)), client(2, rank(5, "node-c"))),
+                        relays=(relay(9, part("node-d", clients=(client(1, rank(6)),))),),
+                    ),
+                ),
+            ),
+        ),
+        {0: "joined on ", 4: "joined on node-b", 5: "joined on node-c", 6: "joined on node-d"},
+        0,
+    ),
+    "those who have gone said how many they were": (
+        snapshot(gone=(Gone(1, rank(0, "node-a", world_size=2), 3.0, ""),)),
+        {0: "gone on node-a", 1: "late on "},
+        0,
+    ),
+    "who may be an unknown client is not late": (
+        snapshot(clients=(*ranks([0, 1], world_size=4), client(9))),
+        {0: "joined on ", 1: "joined on ", 2: "unseen on ", 3: "unseen on "},
+        1,
+    ),
+    "an unknown client of another machine is no excuse": (
+        behind(part("node-b", clients=(client(1),)), planned=True),
+        {**THREE, 3: "late on node-a", **dict.fromkeys(range(4, 8), "unseen on node-b")},
+        1,
+    ),
+    "a machine may have another name than in the plan": (
+        behind(part("node-b.cluster", clients=(client(1),)), planned=True),
+        {**THREE, 3: "unseen on node-a", **dict.fromkeys(range(4, 8), "unseen on node-b")},
+        1,
+    ),
+    "the settled clients of a relay are nobody else": (
+        behind(part("node-b", clients=(client(1), client(2))), 4, 5, planned=True),
+        {
+            **THREE,
+            3: "late on node-a",
+            **dict.fromkeys((4, 5), "joined on node-b"),
+            **dict.fromkeys((6, 7), "late on node-b"),
+        },
         0,
     ),
 }
@@ -253,17 +280,6 @@ def test_many_barriers_of_all_ranks_do_not_each_list_all_ranks() -> None:
     assert 0 < len(listed) < 50
 
 
-def test_those_who_have_gone_said_how_many_they_were() -> None:
-    gone = (Gone(1, rank(0, "node-a", world_size=2), 3.0, ""),)
-    roll = judge(snapshot(gone=gone))
-    assert (roll.expected, states(roll)) == (2, {0: "gone", 1: "late"})
-
-
-def test_the_size_of_a_barrier_tells_nothing() -> None:
-    barrier = Barrier("b", 8, 1, ((1, 3.0),))
-    assert judge(snapshot(clients=ranks([0]), barriers=(barrier,))).expected == -1
-
-
 def test_a_relay_does_not_know_who_is_expected() -> None:
     roll = judge(part("node-b", clients=ranks([4, 5], world_size=8), plan=TWO_NODES))
     assert (roll.expected, states(roll)) == (-1, {4: "joined", 5: "joined"})
@@ -272,29 +288,6 @@ def test_a_relay_does_not_know_who_is_expected() -> None:
 
 
 # Late, unseen, gone
-
-
-def test_a_rank_that_may_be_an_unknown_client_is_not_late() -> None:
-    roll = judge(snapshot(clients=(*ranks([0, 1], world_size=4), client(9))))
-    assert states(roll) == {0: "joined", 1: "joined", 2: "unseen", 3: "unseen"}
-    assert roll.missing == ()
-    assert not roll.is_complete
-
-
-def test_an_unknown_client_of_another_machine_is_no_excuse() -> None:
-    told = part("node-b", clients=(client(1),))
-    here = snapshot(clients=ranks([0, 1, 2], "node-a"), relays=(relay(7, told),), plan=TWO_NODES)
-    assert states(judge(here)) == {
-        **dict.fromkeys(range(3), "joined"),
-        3: "late",
-        **dict.fromkeys(range(4, 8), "unseen"),
-    }
-
-
-def test_a_machine_may_have_another_name_than_in_the_plan() -> None:
-    told = part("node-b.cluster", clients=(client(1),))
-    roll = judge(snapshot(clients=ranks([0, 1, 2], "node-a"), relays=(relay(7, told),), plan=TWO_NODES))
-    assert {each.rank for each in roll.unseen} == {3, 4, 5, 6, 7}
 
 
 @pytest.mark.parametrize(
@@ -308,19 +301,6 @@ def test_a_machine_may_have_another_name_than_in_the_plan() -> None:
 def test_behind_a_silent_relay_may_be_anybody(silent: Any) -> None:
     roll = judge(snapshot(clients=ranks(range(4), "node-a"), relays=(silent,), plan=TWO_NODES))
     assert {each.rank for each in roll.unseen} == {4, 5, 6, 7}
-
-
-def test_the_settled_clients_of_a_relay_are_nobody_else() -> None:
-    told = part("node-b", clients=(client(1), client(2)))
-    here = snapshot(
-        clients=ranks(range(4), "node-a"),
-        relays=(relay(7, told),),
-        group_writers=((4, 7), (5, 7)),
-        plan=TWO_NODES,
-    )
-    roll = judge(here)
-    assert states(roll) == {**dict.fromkeys(range(6), "joined"), 6: "late", 7: "late"}
-    assert roll.unknown == 0
 
 
 def test_gone_is_who_was_here_and_has_no_client() -> None:
@@ -351,12 +331,6 @@ def test_waits_are_by_key_and_the_longest_comes_first() -> None:
     assert (first.owed_by, first.owed, first.is_barrier) == (3, "rank 3", False)
     assert (second.key, second.ranks, second.others, second.seconds) == ("other", (0,), 2, 5.0)
     assert (second.owed_by, second.owed) == (-1, "")
-
-
-def test_a_relay_that_tells_nothing_waits_for_its_clients() -> None:
-    silent = relay(7, None, waits=(wait("k"),))
-    (found,) = judge(snapshot(relays=(silent,))).awaited
-    assert (found.key, found.ranks, found.others, found.seconds) == ("k", (), 1, 41.0)
 
 
 def test_what_a_silent_relay_has_told_is_not_counted_twice() -> None:
@@ -456,12 +430,6 @@ def test_those_of_a_larger_job_before_are_not_missing_in_a_smaller_one() -> None
     found = judge(snapshot(clients=here, gone=before, group_writers=written))
     assert (found.expected, found.joined, found.missing) == (4, 4, ())
     assert found.is_complete
-
-
-def test_a_process_with_several_connections_is_one_stranger() -> None:
-    who = Identity("node-a", 7)
-    found = judge(snapshot(clients=tuple(client(number, who) for number in (1, 2, 3))))
-    assert found.unknown == 1
 
 
 def test_where_machines_meet_it_is_said_where_their_ranks_are() -> None:

@@ -21,7 +21,6 @@ from rallypoint.store.rollcall.identity import WORKER, Role
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Client
 from rallypoint.store.wire.encoding import VALIDATE, request
-from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import client, part, relay, snapshot
@@ -79,14 +78,6 @@ def test_what_is_too_long_or_not_ascii_ends_the_connection_and_nothing_is_held(
     assert client.error is not None
     assert client.error.message == "TELL with a text that is not ASCII"
     assert desk.front.held == 0
-
-
-def test_who_tells_the_most_is_closed_if_all_hold_too_much() -> None:
-    desk = Desk(Core(Limits(held_bytes=100_000)))
-    first, second = desk.open(2)
-    first.send(tell(b"x" * 50_000))
-    second.send(tell(b"x" * MOST))
-    assert (first.error, second.error is None) == (None, False)
 
 
 def test_what_a_client_tells_stays_at_its_relay_and_is_told_with_how_old_it_is() -> None:

@@ -60,10 +60,6 @@ def test_quantiles_are_right_to_a_quarter_of_an_octave(durations: list[float], s
     assert found + MICROSECOND <= (exact + MICROSECOND) * QUARTER_OCTAVE * (1 + 1e-9)
 
 
-def test_there_is_no_quantile_of_nothing() -> None:
-    assert Durations().quantile(0.5) == -1.0
-
-
 def test_a_duration_may_be_longer_than_any_or_by_a_clock_that_went_back() -> None:
     spread = Durations()
     spread.add(1e6)
@@ -130,15 +126,6 @@ def test_the_last_errors_are_kept_and_all_are_counted() -> None:
 
 
 # Turns
-
-
-def test_a_second_tells_how_long_its_own_turns_took() -> None:
-    traffic, turns = Traffic(), Durations()
-    for now, took in ((1.0, []), (2.0, [1.0]), (3.0, [0.001])):
-        for seconds in took:
-            turns.add(seconds)
-        end_second(traffic, now, turns=turns)
-    assert [p99 for _, _, p99, _, _ in traffic.history] == pytest.approx([-1.0, 1.0, 0.001], rel=0.2)
 
 
 def test_what_was_slow_is_forgotten_after_a_while() -> None:

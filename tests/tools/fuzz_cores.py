@@ -149,7 +149,7 @@ class Stage:
         """What the core wants is done, and all that came out of it is written down."""
         core = self._core
         self.move()
-        while core.held > LIMITS.held_bytes:  # one client is closed at a time
+        while core.held > core.limits.held_bytes:  # one client is closed at a time
             core.lighten()
             assert core.outbox.others, f"{core.held} bytes are held, and nobody is closed for it"
             self.move()

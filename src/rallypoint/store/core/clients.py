@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
-from rallypoint.errors import AccessError, LimitError, ProtocolError
+from rallypoint.errors import AccessError, ProtocolError
 from rallypoint.store.core.context import Context
 from rallypoint.store.core.outbox import DriverTask, Enter, GoOn, Other
 from rallypoint.store.core.registry import Sessions
@@ -50,8 +50,8 @@ class Client(ABC):
     """One connection: its requests, the one under way, and what the server holds for it."""
 
     __slots__ = (
-        *("_clients", "_look_only", "_parser", "_sessions", "_slices", "_unread", "_unserved", "id", "peer"),
-        *("receive", "received", "sent", "session", "since", "told", "tries", "who", "why"),
+        *("_clients", "_context", "_look_only", "_parser", "_sessions", "_slices", "_unread", "_unserved"),
+        *("id", "peer", "receive", "received", "sent", "session", "since", "told", "tries", "who", "why"),
     )
 
     receive: Callable[[bytes], bytes]
@@ -62,6 +62,7 @@ class Client(ABC):
 
     def __init__(self, clients: Clients[Any], sessions: Sessions, peer: str) -> None:
         self._clients = clients
+        self._context = clients.context
         self._sessions = sessions
         self._parser: RequestParser[Any] | None = None
         self._look_only: LookOnlyHandler | None = None
@@ -117,7 +118,7 @@ class Client(ABC):
 
     def restrict_to_look(self) -> None:
         """Allow it to ask who is here, and nothing else, from now on."""
-        handler = LookOnlyHandler(self, self._clients.limits)
+        handler = LookOnlyHandler(self, self._context.limits)
         self._parser, self._look_only = None, handler
         self.receive = handler.receive
 
@@ -130,7 +131,9 @@ class Client(ABC):
         """The client says which of several stores it means."""
         if not name and not self._clients.have_named:
             return b""  # the store without a name, which this is
-        self._clients.enter(self, name)
+        if self.who.role is not Role.TOOL:
+            self._clients.arrivals -= 1  # it arrives there
+        self._context.outbox.others.append(Enter(self, name))
         return None  # the requests after it are for the other store
 
     def look(self, _: bytes, /) -> bytes | None:
@@ -191,8 +194,8 @@ class Client(ABC):
 
     def tell(self, text: bytes) -> bytes:
         """The client reports its activity. The report is kept until its next one, or until it leaves."""
-        self._clients.count_held(len(text) - len(self.told.text))
-        self.told = ClientReport(text, self._clients.now) if text else _NO_REPORT
+        self._context.count_held(len(text) - len(self.told.text))
+        self.told = ClientReport(text, self._context.turn.now) if text else _NO_REPORT
         return b""
 
     def has_session(self) -> None:
@@ -202,12 +205,12 @@ class Client(ABC):
     def hold(self, count: int, is_cut: bool) -> None:
         """The parser calls this when it keeps that many bytes for later."""
         self._clients.expect_rest(self, is_cut)
-        self._clients.count_held(count - self._unserved)
+        self._context.count_held(count - self._unserved)
         self._unserved = count
 
     def leave_unread(self, count: int) -> None:
         """The driver calls this when that many bytes cannot be sent yet, as the client does not read."""
-        self._clients.count_held(count - self._unread)
+        self._context.count_held(count - self._unread)
         self._unread = count
 
     @property
@@ -217,7 +220,7 @@ class Client(ABC):
 
     def postpone(self) -> None:
         """The parser calls this when it keeps requests for another turn."""
-        self._clients.postpone(self)
+        self._context.outbox.others.append(GoOn(self))
 
     # What the parser calls for a session
 
@@ -316,12 +319,12 @@ class Clients(Generic[ClientT]):
     """All connections of one core."""
 
     __slots__ = (
-        *("_by_id", "_context", "_deadlines", "arrivals", "elsewhere", "gone", "have_named", "names"),
+        *("_by_id", "_deadlines", "arrivals", "context", "elsewhere", "gone", "have_named", "names"),
         *("opened", "operations_before", "received_before", "sent_before"),
     )
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self.context = context
         self._by_id: dict[int, ClientT] = {}
         # When a connection is late, and with what; the deadlines come in the order of insertion.
         self._deadlines: dict[Any, tuple[float, str]] = {}
@@ -350,22 +353,8 @@ class Clients(Generic[ClientT]):
     def __contains__(self, client: Client) -> bool:
         return client.id in self._by_id and self._by_id[client.id] is client
 
-    @property
-    def limits(self) -> Limits:
-        return self._context.limits
-
-    @property
-    def now(self) -> float:
-        return self._context.turn.now
-
-    def check_room(self) -> None:
-        """Raises LimitError if there is no room for one more."""
-        limit = self._context.limits.connections
-        if len(self._by_id) + self.elsewhere >= limit:
-            raise LimitError(f"one more connection than {limit:,}, the limit connections")
-
     def add(self, client: ClientT) -> None:
-        now = self._context.turn.now
+        now = self.context.turn.now
         self.opened += 1
         client.id = self.opened
         client.since = now
@@ -375,7 +364,7 @@ class Clients(Generic[ClientT]):
     def complete_handshake(self, client: ClientT) -> None:
         self._deadlines.pop(client, None)
         self.arrivals += 1
-        self._context.journal.connected(client, client.peer)
+        self.context.journal.connected(client, client.peer)
 
     def expect_rest(self, client: Client, is_cut: bool) -> None:
         """A client has sent a part of a request (`is_cut`), or the rest of it."""
@@ -388,27 +377,7 @@ class Clients(Generic[ClientT]):
         if who.role is Role.TOOL is not client.who.role:
             self.arrivals -= 1
         client.who = who
-        self._context.journal.named(client, who)
-
-    def count_held(self, count: int) -> None:
-        """So many more bytes are held for a client, or fewer if negative."""
-        self._context.budget.held += count
-        if count > 0:
-            self._context.check_budget()
-
-    def count_waits(self) -> None:
-        """The engine may hold more for clients than before: check the budget."""
-        self._context.check_budget()
-
-    def enter(self, client: Client, name: bytes) -> None:
-        """Hand a client on to another store."""
-        if client.who.role is not Role.TOOL:
-            self.arrivals -= 1  # it arrives there
-        self._context.outbox.others.append(Enter(client, name))
-
-    def postpone(self, client: Client) -> None:
-        """A client has asked for more than is done at once: continue in another turn."""
-        self._context.outbox.others.append(GoOn(client))
+        self.context.journal.named(client, who)
 
     def end(self, client: ClientT) -> None:
         """A client has sent its last request; it stays to take its replies."""
@@ -421,12 +390,12 @@ class Clients(Generic[ClientT]):
         self.received_before += client.received
         self.sent_before += client.sent
         self.operations_before += client.operations
-        self._context.budget.held -= client.held
+        self.context.budget.held -= client.held
         client.read_no_more()
         if client.who.is_rank:
-            self.gone.append(Departed(client.id, client.who, self._context.turn.now, client.why))
+            self.gone.append(Departed(client.id, client.who, self.context.turn.now, client.why))
         if late_with != _NO_HANDSHAKE:
-            self._context.journal.left(client, client.why)
+            self.context.journal.left(client, client.why)
 
     def state(self) -> State:
         """The clients, as plain data, and how many there have been."""
@@ -450,9 +419,9 @@ class Clients(Generic[ClientT]):
         """The clients to close now, and why."""
         late = []
         for client, (deadline, what) in self._deadlines.items():
-            if deadline > self._context.turn.now:
+            if deadline > self.context.turn.now:
                 break
-            seconds = self._context.limits.handshake_seconds
+            seconds = self.context.limits.handshake_seconds
             late.append((client, f"{what} within {seconds:g} s, the limit handshake_seconds"))
         return late
 
@@ -463,7 +432,7 @@ class Clients(Generic[ClientT]):
         return self.operations_before + sum([each.operations for each in parsers if each is not None])
 
     def _set_deadline(self, client: Client, what: str) -> None:
-        deadline = self._context.turn.now + self._context.limits.handshake_seconds
+        deadline = self.context.turn.now + self.context.limits.handshake_seconds
         self._deadlines[client] = (deadline, what)
 
     def check_invariants(self) -> None:

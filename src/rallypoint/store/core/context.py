@@ -98,6 +98,12 @@ class Context:
         self.outbox: Outbox[Any] = Outbox()
         self.journal = make_journal(self.turn, self.outbox) if make_journal is not None else Journal()
 
+    def count_held(self, count: int) -> None:
+        """So many more bytes are held for a client, or fewer if negative."""
+        self.budget.held += count
+        if count > 0:
+            self.check_budget()
+
     def check_budget(self) -> None:
         """Ask the driver to close the client that holds the most, if all of them hold too much."""
         if self.budget.is_over and not self.budget.is_reported:

@@ -1,8 +1,8 @@
 """Snapshots of what a server or relay knows, made a slice at a time, so that no client waits for them.
 
-A snapshot of 16,000 clients takes a tenth of a second. So it is made by a generator, which writes JSON as it
-goes, and which the driver runs for a moment in each turn of the loop. A change meanwhile may be in it or not;
-each row is right by itself.
+A snapshot of 16,000 clients takes a tenth of a second. So a generator makes it and writes JSON as it goes;
+the driver runs it for a moment in each turn of the loop. A snapshot may or may not include a change that is
+made meanwhile; each row is consistent by itself.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PATIENCE_SECONDS: Final = 1.0
 """How long to wait for relays' reports, and for the system to name the processes behind connections."""
 _FRESH_SECONDS: Final = 0.5
 _AT_ONCE: Final = 4
-"""How many snapshots are made at a time. The others wait, and take no memory until then."""
+"""How many snapshots are made at a time. The others wait, and occupy no memory until then."""
 
 _QUOTED_AT_ONCE: Final = 1 << 16
 _TOLD_BYTES: Final = 4 << 20
-"""How much of a snapshot clients' reports may take, as JSON: the report of a relay has a limit."""
+"""How many bytes of JSON clients' reports may occupy in a snapshot: a relay's report has a limit."""
 
 SnapshotCallback = Callable[[bytes], None]
 """Takes a snapshot as JSON; empty if it could not be made."""
@@ -87,7 +87,7 @@ class Subject(Protocol):
 
 
 @dataclass
-class _Look:
+class _PendingSnapshot:
     """A snapshot that is being made, and the callers that get it."""
 
     question: Question
@@ -104,34 +104,34 @@ class Looks:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._under_way: list[_Look] = []
+        self._under_way: list[_PendingSnapshot] = []
         self._idle = 0  # steps in a row that had nothing to do but to wait
 
     def start(self, question: Question, deliver: SnapshotCallback) -> None:
-        """Make a snapshot; `deliver` is called when it is there, never before this returns.
+        """Make a snapshot; `deliver` is called when it is complete, never before this returns.
 
-        Callers that ask the same before it is begun share it: thousands may time out together, and all ask.
+        Equal questions share a snapshot that has not begun: thousands of ranks may time out together.
         """
         for each in self._under_way:
             if each.is_open and each.question == question:
                 each.delivers.append(deliver)
                 return
-        look = _Look(question, [deliver])
-        look.steps = self._steps(look)
-        self._under_way.append(look)
+        pending = _PendingSnapshot(question, [deliver])
+        pending.steps = self._steps(pending)
+        self._under_way.append(pending)
         if len(self._under_way) == 1:
             self._subject.outbox.others.append(DriverTask.SNAPSHOTS)
 
     def step(self) -> LookStep | Client:
-        """Do one step, and return what comes next. If that is a client, count its bytes first."""
+        """Do one step; return what the driver does next. If that is a client, count its bytes first."""
         if not self._under_way:
             return LookStep.DONE
-        look = self._under_way.pop(0)
-        step = self._next(look)
+        pending = self._under_way.pop(0)
+        step = self._next(pending)
         if step is LookStep.DONE:
             self._idle = 0
             return LookStep.MORE if self._under_way else LookStep.DONE
-        self._under_way.insert(_AT_ONCE - 1, look)
+        self._under_way.insert(_AT_ONCE - 1, pending)
         if step is not LookStep.IDLE:
             self._idle = 0
             return step
@@ -141,40 +141,40 @@ class Looks:
         self._idle = 0
         return LookStep.IDLE
 
-    def _next(self, look: _Look) -> LookStep | Client:
-        """After a bug of ours, the callers get an empty snapshot; all other looks go on."""
+    def _next(self, pending: _PendingSnapshot) -> LookStep | Client:
+        """After a bug of ours, the callers get an empty snapshot; all other snapshots go on."""
         try:
-            return next(look.steps, LookStep.DONE)
+            return next(pending.steps, LookStep.DONE)
         except Exception as error:
             self._subject.outbox.others.append(CoreFault(error))
-            self._deliver(look, b"")
+            self._deliver(pending, b"")
             return LookStep.DONE
 
-    def _deliver(self, look: _Look, snapshot: bytes) -> None:
+    def _deliver(self, pending: _PendingSnapshot, snapshot: bytes) -> None:
         """Deliver to each caller once, even if delivering to another one fails."""
-        delivers, look.delivers = look.delivers, []
+        delivers, pending.delivers = pending.delivers, []
         for deliver in delivers:
             try:
                 deliver(snapshot)
             except Exception as error:
                 self._subject.outbox.others.append(CoreFault(error))
 
-    def _steps(self, look: _Look) -> Iterator[LookStep | Client]:
+    def _steps(self, pending: _PendingSnapshot) -> Iterator[LookStep | Client]:
         subject = self._subject
         yield from self._gather(subject.turn.now + _PATIENCE_SECONDS)
         yield from list(subject.clients)
-        look.is_open = False
+        pending.is_open = False
         told = {name: to_text(value) for name, value in to_json(subject.sum_up(), sparse=True).items()}
-        for each in chain(self._rows(subject.turn.now), subject.describe(look.question)):
+        for each in chain(self._rows(subject.turn.now), subject.describe(pending.question)):
             yield LookStep.MORE
             if each is not None:
                 told[each[0]] = each[1]
         text = ",".join([f'"{name}":{value}' for name, value in told.items()])
         yield LookStep.MORE
-        self._deliver(look, f"{{{text}}}".encode())
+        self._deliver(pending, f"{{{text}}}".encode())
 
     def _gather(self, deadline: float) -> Iterator[LookStep]:
-        """Ask the relays and the system for what they know."""
+        """Request reports from relays, and the processes behind clients from the system."""
         subject = self._subject
         now = subject.turn.now
         relays: list[Session] = []
@@ -192,7 +192,7 @@ class Looks:
 
         while subject.turn.now < deadline and (subject.is_finding or are_due(relays)):
             yield LookStep.IDLE
-        # The clients of workers are this server's own. They are given as long to find processes as it has.
+        # The clients of workers are this server's own: workers get as much time to find processes as it has.
         while subject.turn.now < deadline + _PATIENCE_SECONDS and are_due(workers):
             yield LookStep.IDLE
 

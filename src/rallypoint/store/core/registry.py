@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.context import Context
 from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
 from rallypoint.store.core.sessions import Carrier, Session, SessionConnection
-from rallypoint.store.core.slices import Rest, Slices, one_after_the_other
+from rallypoint.store.core.slices import Rest, Slices
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import WORKER
 from rallypoint.store.wire.opcodes import BATCH_OPS, Op
@@ -175,8 +176,10 @@ class Sessions:
         """End a session."""
         suspending = session.detach()
         if self._by_token.pop(session.token, None) is not None:
-            if session.peer.startswith(WORKER):
-                self._keep_counters(session)
+            if session.peer.startswith(WORKER):  # counters must not go down
+                from rallypoint.store.rollcall.clients import with_ended  # late: most servers have none
+
+                self.ended_workers = with_ended(self.ended_workers, session.told)
             session.give_up()
             self._do(self._end(suspending, session))
 
@@ -184,14 +187,8 @@ class Sessions:
         """Withdraw all that a session waits for. Until then, nobody is closed for holding too much."""
         budget = self._context.budget
         budget.ending += 1
-        yield from one_after_the_other(suspending, self._carrier.forget(session))
+        yield from chain(suspending, self._carrier.forget(session))
         budget.ending -= 1
-
-    def _keep_counters(self, worker: Session) -> None:
-        """Keep what an ended worker had counted: counters must not go down."""
-        from rallypoint.store.rollcall.clients import with_ended  # late: most servers have none
-
-        self.ended_workers = with_ended(self.ended_workers, worker.told)
 
     def expire(self, now: float) -> None:
         """End the sessions that have been without a connection for longer than `keeps_ms`."""

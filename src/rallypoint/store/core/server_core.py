@@ -106,7 +106,9 @@ class ServerCore(ABC, Generic[ClientT]):
 
     def open(self, peer: str) -> ClientT:
         """A new connection; `peer` is its name in messages. LimitError if it is one too many."""
-        self.clients.check_room()
+        limit = self.limits.connections
+        if len(self.clients) + self.clients.elsewhere >= limit:
+            raise LimitError(f"one more connection than {limit:,}, the limit connections")
         client = self._make(peer)
         self.clients.add(client)
         return client

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.outbox import Outbox
-from rallypoint.store.core.slices import Rest, Slices, nothing, one_after_the_other, sliced
+from rallypoint.store.core.slices import Rest, Slices, sliced
 from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.parser import STEP_BYTES, STEPS_AT_ONCE
@@ -183,7 +184,7 @@ class Session:
         self._batching = False
         self._has_ended = False
         self._under_way: Rest | None = None
-        self._suspending: Rest = nothing()
+        self._suspending: Rest = iter(())
         self._remembered: OrderedDict[bytes, tuple[object, int]] = OrderedDict()  # with their lengths
         self._remembered_bytes = 0
 
@@ -393,7 +394,7 @@ class Session:
             self.connection.session = None
             self.connection = None
             self.is_present = False
-            self._suspending = one_after_the_other(self._suspending, self._carrier.suspend(self))
+            self._suspending = chain(self._suspending, self._carrier.suspend(self))
         return self._suspending
 
     def be_present(self) -> Slices:

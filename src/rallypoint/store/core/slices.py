@@ -22,17 +22,8 @@ PIECE_BYTES: Final = 1 << 18
 
 T = TypeVar("T")
 
-Rest = Generator[None, None, None]
+Rest = Iterator[None]
 """Work under way for which nobody waits: it yields after each slice but the last."""
-
-
-def nothing() -> Rest:
-    yield from ()
-
-
-def one_after_the_other(*rests: Rest) -> Rest:
-    for rest in rests:
-        yield from rest
 
 
 def sliced(keys: list[T]) -> Iterator[list[T]]:

@@ -208,7 +208,7 @@ class Connection(Client):
         if self._engine.wait(self, keys, self._turn.now):
             return STOP_WAITING
         self._journal.waits(self, keys)
-        self._clients.count_waits()
+        self._context.check_budget()
         return b""
 
     def _wait(self, keys: list[bytes]) -> Slices:
@@ -216,14 +216,14 @@ class Connection(Client):
         if is_over:
             return STOP_WAITING
         self._journal.waits(self, keys)
-        self._clients.count_waits()
+        self._context.check_budget()
         return b""
 
     def barrier(self, key: bytes, world_size: int) -> bytes:
         released = self._engine.barrier(self, key, world_size, now=self._turn.now)
         self._journal.waits(self, [key])
         if not released:
-            self._clients.count_waits()
+            self._context.check_budget()
             return b""
         self._journal.gathered(key, world_size, released, self)
         return wake(released, self, self._journal)
@@ -390,7 +390,7 @@ class Core(ServerCore[Connection]):
             each: sum([len(value) // readers[id(value)] for value in values]) for each, values in gone.items()
         }
         self._sending_bytes = 0
-        self.clients.count_held(sum(self._replaced.values()) - before)
+        self.clients.context.count_held(sum(self._replaced.values()) - before)
 
     def check_reply(self, count: int) -> None:
         """Raise LimitError for a reply that is longer than may be sent."""

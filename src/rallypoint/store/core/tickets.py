@@ -183,12 +183,6 @@ class StoreCarrier:
 
     # The operations that differ from a client's
 
-    def _get(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        self._read(session, tag, blobs[0], recalled=False)
-
-    def _recall(self, session: Session, tag: int, blobs: list[bytes], _: bytes) -> None:
-        self._read(session, tag, blobs[0], recalled=True)
-
     def _read(self, session: Session, tag: int, key: bytes, *, recalled: bool) -> None:
         value = self._engine.get(key)
         if value is None:
@@ -277,9 +271,9 @@ class StoreCarrier:
 
 
 _METHODS: Final[dict[Op, Callable[[StoreCarrier, Session, int, list[bytes], bytes], Rest | None]]] = {
-    Op.GET: StoreCarrier._get,
+    Op.GET: lambda carrier, session, tag, blobs, _: carrier._read(session, tag, blobs[0], recalled=False),
     Op.COMPARE_SET: StoreCarrier._compare_set,
-    Op.RECALL: StoreCarrier._recall,
+    Op.RECALL: lambda carrier, session, tag, blobs, _: carrier._read(session, tag, blobs[0], recalled=True),
     Op.WAIT: StoreCarrier._wait,
     Op.WAIT_IN_TURN: StoreCarrier._wait_in_turn,
     Op.ARRIVE: StoreCarrier._arrive,

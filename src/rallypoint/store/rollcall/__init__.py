@@ -1,5 +1,5 @@
-"""Who is here, who is missing, who waits for what: what a server or a relay tells of itself, and its meaning.
+"""Which ranks are present, which are missing, and who waits for what.
 
-Servers make a `Snapshot` when they are asked for one, and write events; `judgement` makes a `Roll` of a
-snapshot, and `roll` makes text of that. Pure: sockets, processes, clocks and files are not in here.
+Servers and relays make a `Snapshot` on request, and write events. `judgement` turns a snapshot into a `Roll`,
+and `roll` turns that into text. Pure: no sockets, processes, clocks or files.
 """

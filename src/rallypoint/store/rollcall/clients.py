@@ -1,11 +1,12 @@
-"""All clients of a snapshot, wherever they are connected, and who each is as far as that is known. Pure.
+"""All clients of a snapshot, wherever they are connected, and the rank of each where it is known. Pure.
 
-A server tells of its own clients and, in their parts, of those of its relays, whose relays tell of theirs.
-Who a client is comes from itself or its process (`Client.who`), else from the key that only this rank writes.
-A key that came by way of a relay tells that the rank is one of the clients there, but not which one.
+A snapshot lists the server's own clients and, in a part for each relay, the clients of that relay, whose
+relays have parts in turn. A client's rank comes from its hello or its process (`Client.who`), else from the
+key that only this rank writes. A key written through a relay shows that the rank is one of that relay's
+clients, but not which one.
 
-A server that has workers tells of them as it does of relays. But the clients of workers are the server's own:
-they have connected to its address, and are on any machine. `whole` puts the server and its workers together.
+A server lists its workers as it lists relays. But their clients are the server's own: they have connected to
+its address, from any machine. `whole` merges the server and its workers.
 """
 
 from __future__ import annotations
@@ -31,43 +32,43 @@ from rallypoint.store.rollcall.snapshot import (
 )
 
 SILENT_SECONDS: Final = 10.0
-"""What a relay said of itself longer ago may be over."""
+"""A relay's report that is older may be out of date."""
 
 _NO_RANKS: Final = (Role.TOOL, Role.AGENT)
 
 
 @dataclass(frozen=True)
 class KnownClient:
-    """One connection, and who is behind it."""
+    """One connection, and the identity of its client."""
 
     client: Client
     who: Identity
     barriers: tuple[tuple[str, float], ...] = ()
-    """Where it waits, and for how many seconds."""
+    """The keys of the barriers where it waits, and for how many seconds."""
 
 
 @dataclass
 class Node:
-    """A server or a relay that tells of its clients."""
+    """A server or a relay, with its report."""
 
     told: Snapshot
     relay: Relay | None = None
-    """How the one above knows it; None: it was asked itself."""
+    """The row of this relay in the snapshot above; None at the top."""
     below: dict[int, Node] = field(default_factory=dict)
-    """Its relays that have told of themselves, by their ids."""
+    """Its relays that have reported, by their ids."""
     unknown: list[KnownClient] = field(default_factory=list)
-    """Clients that may be ranks, but which ones they do not say."""
+    """Clients that may be ranks, but whose rank is not known."""
     settled: int = 0
     """How many of the unknown clients, here and below, are ranks in `Crowd.behind`."""
 
     @property
     def host(self) -> str:
-        """The machine of those clients that do not name their own; nothing: not known."""
+        """The machine of clients that do not name their own; empty if unknown."""
         return self.told.host if self.told.kind == "relay" else ""
 
     @property
     def strangers(self) -> int:
-        """How many the unknown clients are: a process may have several connections."""
+        """How many processes the unknown clients are: one may have several connections."""
         named = {(each.who.host, each.who.pid) for each in self.unknown if each.who.pid}
         return len(named) + sum(not each.who.pid for each in self.unknown)
 
@@ -81,17 +82,17 @@ class Node:
 
 @dataclass
 class Crowd:
-    """All clients that are here."""
+    """All clients of a snapshot, by rank as far as possible."""
 
     nodes: list[Node]
-    """Those above before those below."""
+    """Parents before children."""
     by_rank: dict[int, list[KnownClient]] = field(default_factory=lambda: defaultdict(list))
     behind: dict[int, str] = field(default_factory=dict)
-    """Ranks that are here, of which only the machine is known, if at all: a relay wrote their keys."""
+    """Ranks that are present, by their keys, which came through a relay; with the machine, if known."""
     left: set[int] = field(default_factory=set)
-    """Ranks that have written their keys, and whose clients cannot be found."""
+    """Ranks that have written their keys but whose clients are not found."""
     gone: dict[int, Gone] = field(default_factory=dict)
-    """Ranks that were here, and are not any more: the last connection of each."""
+    """Ranks that have left: the last connection of each."""
 
     @property
     def relays(self) -> Iterator[Relay]:
@@ -99,25 +100,25 @@ class Crowd:
 
     @property
     def witnesses(self) -> int:
-        """Connections that are of ranks or may be, and ranks that have gone."""
+        """How many connections belong or may belong to ranks, plus the ranks that have left."""
         known = sum(map(len, self.by_rank.values()))
         return known + sum(len(node.unknown) for node in self.nodes) + len(self.gone)
 
     @property
     def unknown(self) -> int:
-        """Clients that may be ranks, but nobody knows which."""
+        """How many clients may be ranks of unknown number."""
         return sum(node.strangers - node.settled for node in self.nodes)
 
 
 def is_heard(relay: Relay) -> bool:
-    """Whether what a relay last told of itself is of now."""
+    """Whether a relay's last report is current."""
     return relay.present and relay.part is not None and relay.part_seconds <= SILENT_SECONDS
 
 
 def reporting_clients(snapshot: Snapshot) -> Iterator[Client]:
-    """All clients that have told something of themselves, of relays of all levels and of workers as well.
+    """All clients that have reported their activity (TELL), those of relays and workers included.
 
-    Their `told_seconds` are until the snapshot was made. A client that has connected anew is there twice,
+    Their `told_seconds` count up to the time of the snapshot. A client that has reconnected appears twice
     until its old connection is found broken.
     """
     waiting = [(snapshot, 0.0)]
@@ -130,12 +131,12 @@ def reporting_clients(snapshot: Snapshot) -> Iterator[Client]:
 
 
 def aged(client: Client, seconds: float) -> Client:
-    """A client of a part that is so many seconds old, as far as it has told something."""
+    """A client of a part that was made this many seconds before the snapshot."""
     return replace(client, told_seconds=client.told_seconds + seconds) if client.told else client
 
 
 def gather(snapshot: Snapshot) -> Crowd:
-    """Everybody whom a snapshot knows."""
+    """All clients of a snapshot."""
     crowd = Crowd(list(_tree(snapshot).with_all_below()))
     for node in crowd.nodes:
         _add_clients(crowd, node)
@@ -199,7 +200,7 @@ def _add_writers(crowd: Crowd, node: Node) -> None:
 
 
 def _add_behind(crowd: Crowd, node: Node | None, ranks: list[int]) -> None:
-    """Ranks whose keys came from a relay are its unknown clients, if it has enough of them."""
+    """Count ranks whose keys came through a relay as its unknown clients, if it has enough of them."""
     if node is None:
         crowd.behind.update(dict.fromkeys(ranks, ""))  # it has not told of its clients yet
         return
@@ -226,7 +227,7 @@ def _add_gone(crowd: Crowd, node: Node) -> None:
 
 
 def doubtful_hosts(crowd: Crowd) -> set[str]:
-    """The machines of clients of which nobody knows which ranks they are; nothing: one that is not known."""
+    """The machines of clients whose rank is unknown; an empty name stands for an unknown machine."""
     hosts = {""} if any(not is_heard(relay) for relay in crowd.relays) else set()
     waiting = crowd.nodes[:1]
     while waiting:
@@ -238,9 +239,9 @@ def doubtful_hosts(crowd: Crowd) -> set[str]:
 
 
 def sizes_told(crowd: Crowd) -> Counter[int]:
-    """How many ranks there are, as the ranks here say, else as ranks said that have gone.
+    """The world sizes that present ranks state (else those that ranks stated which have left).
 
-    For each of these numbers, the result has how many ranks say it.
+    For each size, the result has how many ranks state it.
     """
     sizes = ({each.who.world_size for each in known} - {-1} for known in crowd.by_rank.values())
     here = Counter(size for told in sizes for size in told)
@@ -248,7 +249,7 @@ def sizes_told(crowd: Crowd) -> Counter[int]:
 
 
 _NUMBERS: Final = 1 << 32
-"""A client of a worker gets a number beyond all that the server itself has given."""
+"""Numbers of workers' clients lie beyond all that the server itself has given."""
 
 
 def whole(snapshot: Snapshot) -> Snapshot:
@@ -291,7 +292,7 @@ def whole(snapshot: Snapshot) -> Snapshot:
 
 
 def with_ended(ended: Counters | None, told: bytes | None) -> Counters:
-    """What workers that have ended had counted, with what one more of them has told last, if anything."""
+    """The counters of ended workers, including those in the last report of one more (None: it had none)."""
     try:
         last = from_text(Counters, told or b"{}")
     except ValueError:  # it is no snapshot

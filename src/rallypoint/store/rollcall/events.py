@@ -1,12 +1,12 @@
-"""What happens at a server or relay, one JSON object per line: what `--events` writes and `timeline` reads.
+"""Events at a server or relay, one JSON object per line: `--events` writes them, `timeline` reads them.
 
 Every line has `time`, the unix time by the writer's clock, `event`, one of the kinds below, `pid`, the
 process that writes it, as servers of one machine may share a file, and `store`, if that one has a name.
-Clients are named by the number of their connection, as in a snapshot; who one is stands in `joined`, as soon
-as that is known, and again when more is. A reader passes over kinds and fields that it does not
-know: later versions may have more.
+Clients are named by the number of their connection, as in a snapshot. A client's identity is in `joined`, as
+soon as it is known, and again when more is known. A reader ignores kinds and fields that it does not know:
+later versions may have more.
 
-A server does not see what happens behind its relays. `SnapshotChanges` finds it out from snapshots.
+A server does not see what happens behind its relays. `SnapshotChanges` derives it from snapshots.
 Snapshots tell how long ago things began, so their times are exact. How long a wait lasted comes from the
 server's monotonic clock (`Snapshot.seconds`), as the time of day may be set meanwhile. What begins and ends
 between two snapshots is not seen, and what has ended since the last one ended a little earlier than it seems.
@@ -42,7 +42,7 @@ Number = Annotated[int, Within(0, (1 << 63) - 1)]
 
 @dataclass(frozen=True)
 class Started:
-    """A server or relay is up. All lines before it belong to an earlier run."""
+    """A server or relay has started. All lines before it belong to an earlier run."""
 
     KIND: ClassVar[str] = "start"
     time: Seconds
@@ -64,7 +64,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Joined:
-    """It is known who a client is. May come long after it connected, and more than once."""
+    """The identity of a client is known. May come long after it connected, and more than once."""
 
     KIND: ClassVar[str] = "joined"
     time: Seconds
@@ -78,12 +78,12 @@ class Left:
     time: Seconds
     client: Number
     why: str = ""
-    """As the log says; nothing if it closed its connection by itself."""
+    """The reason in the log; empty if it closed its connection itself."""
 
 
 @dataclass(frozen=True)
 class _OfWait:
-    """What is told of a wait, for keys or at a barrier."""
+    """The facts of a wait, for keys or at a barrier."""
 
     time: Seconds
     client: Number
@@ -109,7 +109,7 @@ class Waited(_OfWait):
 
     KIND: ClassVar[str] = "waited"
     by: Number = 0
-    """The client whose write, or whose arrival at the barrier, has ended it; 0: not known."""
+    """The client whose write, or whose arrival at the barrier, has ended it; 0: unknown."""
     gave_up: bool = False
     """It was cancelled, or the client left: what it waited for has not come."""
 
@@ -123,12 +123,12 @@ class BarrierComplete:
     seconds: Seconds
     """From the first arrival to the last."""
     last: Number
-    """The client that arrived last; 0: not known."""
+    """The client that arrived last; 0: unknown."""
 
 
 @dataclass(frozen=True)
 class RoundPlanned:
-    """A launcher has said which machine has which ranks."""
+    """A launcher has written which machine has which ranks."""
 
     KIND: ClassVar[str] = "round"
     time: Seconds
@@ -137,7 +137,7 @@ class RoundPlanned:
 
 @dataclass(frozen=True)
 class Stalled:
-    """Nobody has made progress for `seconds`, while somebody waits."""
+    """Clients have waited for `seconds` without any progress."""
 
     KIND: ClassVar[str] = "stall"
     time: Seconds
@@ -148,12 +148,12 @@ class Stalled:
 
 @dataclass(frozen=True)
 class Hung:
-    """A launcher has said what it has found out about a job that stands still."""
+    """A launcher has written a report of a stalled job."""
 
     KIND: ClassVar[str] = "hang"
     time: Seconds
     text: str = ""
-    """Nothing: the job goes on."""
+    """Empty: the job goes on."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Lost:
-    """Events before this one that are not in the file: they came too fast, or the disk refused them."""
+    """Events are missing before this one: they came too fast, or the disk refused them."""
 
     KIND: ClassVar[str] = "lost"
     time: Seconds
@@ -217,9 +217,9 @@ def to_line(event: Event, pid: int, store: str = "") -> str:
 
 
 def from_content(content: object) -> Event | None:
-    """What a line says, as `json` has read it; None for a kind that this version does not know.
+    """The event of a parsed line; None for a kind that this version does not know.
 
-    ValueError for what is no event.
+    ValueError for an invalid event.
     """
     if not isinstance(content, dict) or not isinstance(name := content.get("event"), str):
         raise ValueError("no event: its kind is missing")
@@ -234,7 +234,7 @@ _FIRST_NUMBER: Final = 1 << 40
 """Clients behind relays are counted from here on: a server has no connections of its own of that number."""
 
 _SAME_SECONDS: Final = 0.5
-"""Two looks at one wait do not agree to the millisecond on when it began."""
+"""Two snapshots do not agree to the millisecond on when a wait began."""
 
 RelayPath = tuple[int, ...]
 """The ids of the relays on the way to a client, and its own."""
@@ -242,7 +242,7 @@ RelayPath = tuple[int, ...]
 
 @dataclass
 class _Heard:
-    """A client, as it was last heard of."""
+    """A client, as of the last snapshot."""
 
     number: int
     who: Identity = NOBODY
@@ -253,7 +253,7 @@ class _Heard:
     began: float = 0.0
     """The time of day at which its wait began."""
     is_told: bool = False
-    """Whether it has been told that the wait is under way."""
+    """Whether an event has reported the wait while it lasts."""
 
 
 class _Moment(NamedTuple):
@@ -276,7 +276,7 @@ class SnapshotChanges:
         self._numbers = _FIRST_NUMBER
 
     def read(self, snapshot: Snapshot, is_there: Callable[[str], bool]) -> Iterator[Event]:
-        """What has happened since the last snapshot; `is_there` tells whether the store has a key."""
+        """The events since the last snapshot; `is_there` says whether the store has a key."""
         now = _Moment(snapshot.time, snapshot.seconds)
         here = dict(_behind(snapshot, (), now))
         for path in [path for path in self._heard if path not in here]:
@@ -318,7 +318,7 @@ def _end_wait(heard: _Heard, now: _Moment, *, gave_up: bool) -> Iterator[Event]:
 def _behind(
     snapshot: Snapshot, path: RelayPath, now: _Moment
 ) -> Iterator[tuple[RelayPath, tuple[Client, _Moment]]]:
-    """The clients of all relays, and when they were as that says: a relay that is away said it before."""
+    """The clients of all relays, and when each row was true: a relay that is away reported it earlier."""
     for relay in snapshot.relays:
         if relay.part is not None:
             way, then = (*path, relay.id), now.before(max(relay.part_seconds, 0.0))

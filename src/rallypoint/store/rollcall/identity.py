@@ -1,7 +1,7 @@
-"""Who is behind a connection, as far as that is known, and how a client says it.
+"""Which process and rank is behind a connection, and how a client introduces itself.
 
-A hello is a DELETE_KEY of a key that nobody has: `rallypoint/hello/1/` and JSON behind it. Every client of
-the protocol can send one, torch's own in C++ included; a relay keeps it to itself; and torch's server finds
+A hello is a DELETE_KEY of a key that does not exist: `rallypoint/hello/1/` followed by JSON. Every client of
+the protocol can send one, torch's own in C++ included; a relay does not pass it on; torch's server finds
 nothing to delete.
 """
 
@@ -26,27 +26,27 @@ class Role(str, Enum):
 
     RANK = "rank"
     AGENT = "agent"
-    """A launcher of ranks: it is no rank itself."""
+    """A launcher of ranks, not a rank itself."""
     TOOL = "tool"
-    """A tool that only looks, such as `rallypoint status` or `rallypoint kv`."""
+    """A tool that only inspects the store, such as `rallypoint status` or `rallypoint kv`."""
     UNKNOWN = ""
 
 
 class Source(str, Enum):
-    """How it is known who a client is, the most reliable first."""
+    """The source of an identity, the most reliable first."""
 
     HELLO = "hello"
-    """It has said so."""
+    """Its own hello."""
     PROCESS = "process"
-    """It runs on the machine of the server or relay, and its environment says so."""
+    """The environment of its process, on the machine of the server or relay."""
     KEYS = "keys"
-    """It has written a key that only this rank writes."""
+    """A key that only this rank writes."""
     NONE = ""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a client is; -1, 0 or nothing where that is not known."""
+    """Who a client is; -1, 0 or an empty text where unknown."""
 
     host: Annotated[str, at_most(_MOST_CHARACTERS)] = ""
     pid: Annotated[int, Within(0, _LARGEST)] = 0
@@ -58,7 +58,7 @@ class Identity:
 
     @property
     def is_rank(self) -> bool:
-        """Whether it is a rank, and which one is known."""
+        """Whether it is a rank of known number."""
         return self.rank >= 0 and self.role in (Role.RANK, Role.UNKNOWN)
 
 
@@ -69,7 +69,7 @@ WORKER: Final = "worker-"
 
 
 def identity_of(environ: Mapping[str, str], host: str, pid: int) -> Identity:
-    """Who a process is, as the launcher's variables in its environment say; a rank only if they name one."""
+    """The identity in the launcher's environment variables; a rank only if they name one."""
 
     def number(name: str) -> int:
         text = environ.get(name, "")
@@ -87,17 +87,17 @@ def identity_of(environ: Mapping[str, str], host: str, pid: int) -> Identity:
 
 
 def hello_key(who: Identity) -> str:
-    """The key whose deletion says who a client is."""
+    """The key of the DELETE_KEY by which a client introduces itself."""
     return HELLO + to_text(who, sparse=True)
 
 
 def is_hello(wire_key: bytes) -> bool:
-    """Whether the deletion of this key, as it comes over the wire, is a hello."""
+    """Whether a DELETE_KEY of this key is a hello."""
     return wire_key.startswith(_HELLO_ON_WIRE)
 
 
 def parse_hello(wire_key: bytes) -> Identity | None:
-    """Who a client says it is; None for a hello that cannot be read, which is no reason to disconnect it."""
+    """The identity in a hello; None if it cannot be read, which is no reason to disconnect the client."""
     try:
         return replace(from_text(Identity, wire_key[len(_HELLO_ON_WIRE) :]), source=Source.HELLO)
     except ValueError:

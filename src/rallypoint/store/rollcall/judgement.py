@@ -1,10 +1,10 @@
-"""What a snapshot means: who is here, who is missing, who waits for which key and at which barrier. Pure.
+"""Turns a snapshot into a `Roll`: who is present, who is missing, who waits for what. Pure.
 
-What is not known stays unknown. A rank is late only if it is expected and cannot be one of the clients whose
-rank nobody knows; else it is unseen.
+Nothing is guessed. A rank is late only if it is expected and cannot be one of the clients of unknown rank;
+else it is unseen.
 
-A barrier is an operation of ours, or one that torch makes of a counter and of a key that the last to arrive
-sets: who waits for that key is there, but nobody says how many are to come, unless it is one for all ranks.
+A barrier is either our operation BARRIER, or one that torch makes of a counter and of a key that the last
+arrival sets. A rank that waits for that key has arrived; the size is known only of a barrier for all ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def judge(snapshot: Snapshot) -> Roll:
 
 
 def trouble_of(snapshot: Snapshot) -> tuple[str, str]:
-    """What keeps a store from answering, and what to look at; nothing if it answers."""
+    """What keeps a store from answering, and advice; both empty if it answers."""
     kept, upstream = snapshot.replication, snapshot.upstream
     if kept is not None and kept.away_seconds >= _AWAY_SECONDS:
         return trouble_with_engine(kept)
@@ -82,7 +82,7 @@ def trouble_of(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def trouble_with_engine(kept: Replication) -> tuple[str, str]:
-    """That an engine is away, and what to look at."""
+    """A sentence on an engine that does not answer, and advice."""
     why = shown(kept.error.removeprefix(f"{kept.engine}: "), LONGEST_SENTENCE)
     engine = shown(kept.engine, LONGEST_SENTENCE)
     return (
@@ -92,7 +92,7 @@ def trouble_with_engine(kept: Replication) -> tuple[str, str]:
 
 
 def _expected(snapshot: Snapshot, crowd: Crowd, plan: Plan | None) -> int:
-    """How many ranks should be here: as the launcher planned, else as most ranks say."""
+    """How many ranks are expected: by the launcher's plan, else by what most ranks state."""
     if snapshot.kind == "relay":
         return -1  # only some of them come to a relay, and nobody tells it which
     if plan is not None:
@@ -113,7 +113,7 @@ def _standings(crowd: Crowd, plan: Plan | None, expected: int) -> tuple[Standing
 
 
 def _of_presences(rank: int, known: Sequence[KnownClient], planned: str) -> Standing:
-    """One rank, from all its connections. Its name comes from the most reliable of them."""
+    """One rank, from all its connections. Its identity is that of the most reliable source."""
     best = known[0] if len(known) == 1 else min(known, key=lambda each: _RELIABILITY[each.who.source])
     waits = [wait for each in known for wait in waits_of(each)]
     waits.sort(key=_SECONDS, reverse=True)
@@ -148,7 +148,7 @@ def _of_gone(gone: Gone, planned: str) -> Standing:
 
 
 def _add_absent(found: dict[int, Standing], crowd: Crowd, hosts: dict[int, str], expected: int) -> None:
-    """Those of whom no client is known: they have left, have not come, or cannot be told from strangers."""
+    """Ranks without a known client: they have left, never connected, or may be clients of unknown rank."""
     doubtful = doubtful_hosts(crowd)
     # A client on a machine that the plan does not have may be any rank: machines can have several names.
     anywhere = not doubtful <= set(hosts.values())
@@ -177,7 +177,7 @@ _MOST_NAMED: Final = 3
 
 
 def remarks_on(snapshot: Snapshot, crowd: Crowd, plan: Plan | None, expected: int) -> tuple[str, ...]:
-    """The first of them, if there are many."""
+    """What cannot be known, and why; only the first remarks, if there are many."""
     found = list(_remarks(snapshot, crowd, plan, expected))
     more = [f"and {len(found) - _MOST:,} more remarks"] if len(found) > _MOST else []
     return tuple(found[:_MOST] + more)
@@ -227,7 +227,7 @@ def _on_sizes(crowd: Crowd, plan: Plan | None, expected: int) -> Iterator[str]:
 
 
 def _on_claims(crowd: Crowd) -> Iterator[str]:
-    """Ranks that several processes say they are."""
+    """Ranks that several processes claim to be."""
     for rank in sorted(crowd.by_rank):
         whos = [each.who for each in crowd.by_rank[rank]]
         claims = sorted({(who.host, who.pid) for who in whos if who.pid})
@@ -250,13 +250,13 @@ _BARRIERS_LISTED: Final = 16
 
 @dataclass
 class _Waiting:
-    """Who waits for the same."""
+    """The clients that wait for the same key, or at the same barrier."""
 
     ranks: set[int] = field(default_factory=set)
     others: int = 0
     seconds: float = -1.0
     told: int = 0
-    """How many there are at least, as a server counts those behind its relays."""
+    """How many a server counts there, those behind its relays included."""
 
     @property
     def count(self) -> int:
@@ -316,7 +316,7 @@ def _everybody(crowd: Crowd) -> Iterator[tuple[int, KnownClient]]:
 
 
 def _keys(crowd: Crowd) -> _Keys:
-    """Who waits for keys; instead of the clients that a silent relay has not told of, the relay."""
+    """Who waits for keys. A silent relay stands for the clients that it has not reported."""
     found: _Keys = defaultdict(_Waiting)
     for rank, here in _everybody(crowd):
         for wait in here.client.waits:
@@ -343,7 +343,7 @@ def _add_waits_of(relay: Relay, below: Node | None, found: _Keys) -> None:
 
 
 def _barriers(crowd: Crowd) -> _Barriers:
-    """Who waits at barriers. Clients are counted where they are; the count at the top is `told`."""
+    """Who waits at barriers. Each client is counted where it is connected; the total at the top is `told`."""
     found: _Barriers = defaultdict(_Waiting)
     ranks = {id(here.client): rank for rank, here in _everybody(crowd)}
     for node in crowd.nodes:
@@ -364,7 +364,7 @@ def _add_barriers(found: _Barriers, node: Node, ranks: dict[int, int]) -> None:
 
 
 def _gathering(key: str, size: int, here: _Waiting, expected: int) -> Gathering:
-    """The missing ranks are known if all ranks are to come, and the rank of each waiting client is known."""
+    """Missing ranks are known if the barrier is for all ranks and each waiting client's rank is known."""
     known = 0 <= size == expected and len(here.ranks) == here.count
     missing = tuple(sorted(set(range(expected)) - here.ranks)) if known else None
     return Gathering(key, size, here.count, tuple(sorted(here.ranks)), missing, here.seconds)

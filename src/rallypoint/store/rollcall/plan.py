@@ -1,6 +1,6 @@
-"""What launchers tell: which machine has which ranks (`Plan`), how a job's round stands (`JobRound`).
+"""What launchers write: which machine has which ranks (`Plan`), and the state of a rendezvous (`JobRound`).
 
-Every client of the store can write it, so its parts are checked, and bounded. Pure.
+Every client of the store can write them, so they are validated and bounded. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PlannedMachine(NamedTuple):
 
 
 def _whole(machines: tuple[PlannedMachine, ...]) -> tuple[PlannedMachine, ...]:
-    """Refuses machines that do not have every rank of a job, from 0 on, exactly once."""
+    """Refuse machines that do not have each rank of a job, from 0 on, exactly once."""
     free = 0
     for each in sorted(machines, key=lambda each: (each.first, each.size)):
         if each.first != free:
@@ -64,7 +64,7 @@ def _whole(machines: tuple[PlannedMachine, ...]) -> tuple[PlannedMachine, ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """All machines of a round; the round is counted from 0, so it is how often the job was started again."""
+    """All machines of a round. Rounds count from 0: the number is how often the job has restarted."""
 
     round: Annotated[int, Within(0, _MOST_ROUNDS)]
     machines: Annotated[tuple[PlannedMachine, ...], _whole]
@@ -83,14 +83,14 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan | None:
-        """None if the text is no plan: every client of a store can write its keys."""
+        """None if the text is not a valid plan: every client of a store can write its keys."""
         try:
             return from_text(Plan, text)
         except ValueError:
             return None
 
 
-# Rounds of jobs that meet at a store
+# Rounds of the jobs whose rendezvous is in a store
 
 
 @dataclass(frozen=True)
@@ -98,27 +98,27 @@ class JobRound:
     """A round of a rendezvous: the machines of one job."""
 
     job: str
-    """Its id; nothing: the job whose store this is."""
+    """Its id; empty: the job whose store this is."""
     round: int
-    """From 0: how often the job was started again."""
+    """From 0: how often the job has restarted."""
     expected: int
-    """Machines, at least; -1: not known."""
+    """The least number of machines; -1: unknown."""
     joined: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
-    """What machines have said of failures."""
+    """Machines' reports of failures."""
     closed: str = ""
     store: str = ""
-    """Where the ranks of this round come together, if that is another store: HOST:PORT."""
+    """The address of the ranks' store, if it is another one: HOST:PORT."""
     name: str = ""
-    """The name of that store, if it is at the same server as the meeting."""
+    """The name of that store, if it is at the same server as the rendezvous."""
     spares: tuple[str, ...] = ()
-    """Machines that wait to take the place of one that is lost."""
+    """Standby machines."""
     most: int = -1
-    """How many machines it may have, as long as it waits for more of them."""
+    """The most machines, while it waits for more of them; else -1."""
     sick: tuple[str, ...] = ()
-    """Machines that were not fit to take part, each with the reason."""
+    """Machines that failed their health check, each with the reason."""
 
 
 _Text = Annotated[str, at_most(500)]
@@ -140,7 +140,7 @@ _Members = Annotated[tuple[_RosterMember, ...], at_most(1 << 14)]
 
 @dataclass(frozen=True)
 class _RosterView:
-    """The part of a roster that people want to see; `rallypoint.launch` has the whole."""
+    """The part of a roster that is shown to people; `rallypoint.launch` has the whole."""
 
     round: Annotated[int, Within(0, _MOST_ROUNDS)]
     complete: bool
@@ -159,13 +159,13 @@ class _RosterView:
 
 @dataclass(frozen=True)
 class _DigestView:
-    """The part of a meeting's digest that says where its roster is."""
+    """The part of a rendezvous' digest that names the key of its roster."""
 
     names: _Text
 
 
 def names_key(digest: str) -> bytes:
-    """The key of the roster that a digest names, with `/` in front; nothing if it names none."""
+    """The key of the roster that a digest names, after a `/`; empty if it names none."""
     try:
         return b"/" + from_text(_DigestView, digest).names.encode(errors="replace")
     except ValueError:
@@ -173,7 +173,7 @@ def names_key(digest: str) -> bytes:
 
 
 def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[JobRound, ...]:
-    """The round whose store this is, then those of the jobs that meet here."""
+    """The round whose store this is, then those of the jobs whose rendezvous is here."""
     own = []
     if plan is not None:
         hosts = tuple(each.host for each in plan.machines)
@@ -183,13 +183,13 @@ def meetings_of(plan: Plan | None, rosters: Sequence[tuple[str, str]]) -> tuple[
 
 
 def only_store(rosters: Sequence[tuple[str, str]]) -> str:
-    """The name of the store that a job has beside its meeting; empty if there is no such job, or several."""
+    """The name of the only job's store at this server; empty if there is no such job, or several."""
     names = [each.name for each in meetings_of(None, rosters) if each.name and not each.closed]
     return names[0] if len(names) == 1 else ""
 
 
 def _meeting(job: str, text: str) -> JobRound | None:
-    """None for what is no roster."""
+    """None for an invalid roster."""
     try:
         roster = from_text(_RosterView, text)
     except ValueError:

@@ -1,7 +1,4 @@
-"""What somebody asks of a server or a relay, and how keys are named in questions and answers.
-
-The answer is a `snapshot`.
-"""
+"""A request for a `snapshot` of a server or relay, and the names of keys in it."""
 
 from __future__ import annotations
 
@@ -15,28 +12,27 @@ KEYS_NAMED: Final = 8
 """How many keys of one wait are named; the rest is counted."""
 
 PLAN: Final = "rallypoint/roll"
-"""The key at which a launcher says which machine has which ranks; see `plan`."""
+"""The key with a launcher's plan: which machine has which ranks; see `plan`."""
 
 STALL: Final = "rallypoint/stall"
-"""The key at which a launcher says, as text, what it has found out about a job that stands still. It deletes
-the key when the job goes on."""
+"""The key with a launcher's report of a stalled job, as text. It deletes the key when the job goes on."""
 
 STALL_BYTES: Final = 65_536
-"""No more of that text is read."""
+"""The rest of that text is ignored."""
 
 _Count = Annotated[int, Within(0, 1 << 62)]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is wanted beside the clients, barriers and figures, which are always told."""
+    """What to report besides clients, barriers and figures, which are always reported."""
 
     keys: _Count = 0
-    """How many keys are listed at most."""
+    """How many keys to list at most."""
     search: str = ""
-    """Only keys that hold this text."""
+    """Only keys that contain this text."""
     value: str | None = None
-    """A key whose value is wanted, as far as `value_bytes` go."""
+    """A key whose value to report, up to `value_bytes`."""
     value_bytes: _Count = 4096
 
     def to_json(self) -> bytes:
@@ -44,7 +40,7 @@ class Question:
 
     @staticmethod
     def from_json(data: bytes) -> Question:
-        """Raises ProtocolError for what is no question."""
+        """Raises ProtocolError for an invalid question."""
         try:
             return from_text(Question, data or b"{}")
         except ValueError as error:

@@ -1,7 +1,7 @@
-"""The roll of a job: what a snapshot means to people who ask who is missing; and the same in words. Pure.
+"""The roll of a job: which ranks are present and missing, and who waits for what; and its text. Pure.
 
-`judgement` makes it. All words may go to a terminal, so names that came over the network are made printable;
-and all of them are bounded, however many ranks there are.
+`judgement` makes it. Text may go to a terminal: names that came over the network are made printable, and all
+text is bounded, however many ranks there are.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class RankState(str, Enum):
 
     JOINED = "joined"
     WAITING = "waiting"
-    """It is here, and waits for a key or at a barrier."""
+    """Present, and waits for a key or at a barrier."""
     LATE = "late"
-    """It is expected, and has not come."""
+    """Expected, but has not connected."""
     UNSEEN = "unseen"
-    """It is expected, and may be here: clients are whose rank is not known."""
+    """Expected, and may be one of the clients of unknown rank."""
     GONE = "gone"
-    """It was here."""
+    """It has left."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Standing:
     rank: int
     state: RankState
     host: str = ""
-    """Its machine; nothing: not known. Of a late one, as the plan says."""
+    """Its machine; empty if unknown. For a late rank, the planned machine."""
     pid: int = 0
     local_rank: int = -1
     source: Source = Source.NONE
     seconds: float = -1.0
-    """Since it connected; of one that has gone, since then; -1: not known."""
+    """Since it connected, or since it left; -1: unknown."""
     waits: tuple[str, ...] = ()
-    """The first keys that it waits for, barriers included."""
+    """The first keys that it waits for, those of barriers included."""
     wait_seconds: float = -1.0
-    """How long it has been waiting; -1: it does not wait."""
+    """How long it has waited; -1: it does not wait."""
     operations: int = 0
     received: int = 0
     sent: int = 0
     why: str = ""
-    """Of one that has gone: why its connection was closed, if not by itself."""
+    """Why its connection was closed, if it has left and did not close it itself."""
 
     @property
     def is_here(self) -> bool:
@@ -65,30 +65,30 @@ class MachineRanks:
     """A machine and the ranks that it has or should have."""
 
     host: str
-    """Nothing: the machine of these ranks is not known."""
+    """Empty if unknown."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """A key that is not there, or a barrier that is not full, and who waits for it."""
+    """A missing key, or an incomplete barrier, and who waits for it."""
 
     key: str
     ranks: tuple[int, ...]
     others: int
-    """Clients that wait for it, too, and whose rank is not known."""
+    """How many clients of unknown rank wait for it, too."""
     seconds: float
-    """Of the one that has waited longest."""
+    """The longest wait."""
     is_barrier: bool = False
     owed_by: int = -1
-    """The rank that should write it, or come to it; -1: not known."""
+    """The rank that should write the key or arrive at the barrier; -1: unknown."""
     owed: str = ""
-    """The same in words, where it is no rank as well: `the agent of machine 1`; nothing: not known."""
+    """Who should, in words, be it a rank or not: `the agent of machine 1`; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """A barrier and its progress: one of the operation BARRIER, or one that torch makes of keys."""
+    """A barrier, whether of the operation BARRIER or one that torch makes of keys, and its progress."""
 
     key: str
     size: int
@@ -97,55 +97,55 @@ class Gathering:
     ranks: tuple[int, ...]
     """Those of them that are known."""
     missing: tuple[int, ...] | None
-    """Ranks that have not arrived; None: not known."""
+    """Ranks that have not arrived; None: unknown."""
     seconds: float
-    """Since the first waiting client has arrived; -1: not known."""
+    """Since the first waiting client arrived; -1: unknown."""
 
 
 @dataclass(frozen=True)
 class Roll:
-    """Who is here, who is missing, and who waits for what."""
+    """Which ranks are present, which are missing, and who waits for what."""
 
     expected: int
     """Ranks; -1: not known."""
     ranks: tuple[Standing, ...]
-    """By rank; late and unseen ones are among them where it is known who is expected."""
+    """By rank, including late and unseen ones if it is known how many are expected."""
     unknown: int
-    """Clients that may be ranks, but nobody knows which."""
+    """How many clients may be ranks of unknown number."""
     machines: tuple[MachineRanks, ...]
     awaited: tuple[Awaited, ...]
     """Longest first."""
     gatherings: tuple[Gathering, ...]
     meetings: tuple[JobRound, ...]
     remarks: tuple[str, ...] = ()
-    """What cannot be told, and why."""
+    """What is not known, and why."""
     trouble: str = ""
-    """What keeps the store from answering, if something does; and what to look at."""
+    """What keeps the store from answering, if anything; `advice` says what to check."""
     advice: str = ""
 
     def standing(self, rank: int) -> Standing | None:
-        """One rank; None: nothing is known of it."""
+        """One rank; None if nothing is known of it."""
         at = bisect_left(self.ranks, rank, key=attrgetter("rank"))
         return self.ranks[at] if at < len(self.ranks) and self.ranks[at].rank == rank else None
 
     @property
     def joined(self) -> int:
-        """Ranks that are here."""
+        """How many ranks are present."""
         return sum(each.is_here for each in self.ranks)
 
     @property
     def missing(self) -> tuple[Standing, ...]:
-        """Ranks that are expected and are not here: those that never came, and those that have gone."""
+        """Expected ranks that are absent: those that never connected, and those that have left."""
         return tuple(each for each in self.ranks if each.state in (RankState.LATE, RankState.GONE))
 
     @property
     def unseen(self) -> tuple[Standing, ...]:
-        """Ranks that are expected, and of which nobody knows whether they are here."""
+        """Expected ranks that may be among the clients of unknown rank."""
         return tuple(each for each in self.ranks if each.state is RankState.UNSEEN)
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is known who is expected, and all of them are here."""
+        """Whether all expected ranks are present."""
         return 0 <= self.expected <= self.joined and not self.missing and not self.unseen
 
 

@@ -1,7 +1,7 @@
-"""What a server or a relay knows at one moment, as JSON: the answer to a `Question`.
+"""The state of a server or relay at one moment, as JSON: the answer to a `Question`.
 
-Times are seconds before the snapshot was made (`seconds`), so that no clocks are compared; `time` alone is
-the maker's clock. Keys are named as scripts name them, without the slash that clients put in front.
+Times are seconds before the snapshot was made (`seconds`), so that no clocks are compared; only `time` is by
+the clock of its maker. Keys have the names that scripts use, without the slash that clients put in front.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rallypoint.store.rollcall.identity import NOBODY, Identity
 
 @dataclass(frozen=True)
 class Wait:
-    """One wait of a client: for keys that are not there."""
+    """One wait of a client, for missing keys."""
 
     keys: tuple[str, ...]
     """The first few of them."""
@@ -29,7 +29,7 @@ class Client:
     """One connection."""
 
     id: int
-    """Counts connections, from 1; never used again."""
+    """The number of the connection, from 1; never reused."""
     peer: str
     """Its address, as `host:port`."""
     seconds: float
@@ -40,33 +40,33 @@ class Client:
     sent: int = 0
     waits: tuple[Wait, ...] = ()
     told: str = ""
-    """What it has said of itself by the operation TELL, which is for launchers; nothing: it has not."""
+    """Its last report by the operation TELL, which is for launchers; empty if none."""
     told_seconds: float = -1.0
-    """Since it said so."""
+    """Since that report."""
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """A barrier (the operation BARRIER) at which somebody waits."""
+    """A barrier (the operation BARRIER) with waiting members."""
 
     key: str
     size: int
     arrived: int
     """Ranks, those behind relays included."""
     members: tuple[tuple[int, float], ...]
-    """Clients and relays that wait there, by their ids, and for how many seconds."""
+    """The ids of the clients and relays that wait there, and for how many seconds."""
 
 
 @dataclass(frozen=True)
 class Gone:
-    """A client that has left, and was known."""
+    """A rank that has left."""
 
     id: int
     who: Identity
     seconds: float
     """Since then."""
     why: str
-    """As the log says; nothing if it closed its connection by itself."""
+    """The reason in the log; empty if it closed its connection itself."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Key:
 
     key: str
     size: int
-    """In bytes, all values of a queue together; -1: there are too many of them to be added up."""
+    """In bytes; for a queue, all its values together, or -1 if there are too many to add up."""
     queued: int = 0
-    """Values in the queue; 0: it is no queue."""
+    """Values in the queue; 0: not a queue."""
     writer: int = 0
-    """The id of the client or relay that wrote it last; 0: not known."""
+    """The id of the client or relay that wrote it last; 0: unknown."""
     writer_is: str = ""
-    """Who that was, also if it has gone: `rank 3`, `process 12 on node-a`, or its address."""
+    """Its name, even if it has left: `rank 3`, `process 12 on node-a`, or its address."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Operation:
-    """What has been asked of one kind, since the start."""
+    """The requests of one kind since the start."""
 
     name: str
     count: int
@@ -112,7 +112,7 @@ class Second:
     """When it ended, by the maker's clock."""
     operations: int
     p99: float
-    """Seconds that 99 % of the loop's turns did not go beyond; -1: none was timed."""
+    """The 99th percentile of the loop's turns, in seconds; -1: none was timed."""
     clients: int
     waiting: int
     """Clients that waited at its end."""
@@ -120,7 +120,7 @@ class Second:
 
 @dataclass(frozen=True)
 class Mishap:
-    """A connection that was closed or refused, and why."""
+    """A connection that was closed because of an error, or refused."""
 
     time: float
     peer: str
@@ -128,9 +128,9 @@ class Mishap:
 
 
 def _read_part(told: object) -> Snapshot | None:
-    """A part is a text within the text: what a relay tells is passed on unread, and cannot break the rest.
+    """A part is JSON within a JSON string: a relay's report is passed on unread, and cannot break the rest.
 
-    One that cannot be read, as it may be of another version, is as good as none.
+    A part that cannot be read, perhaps of another version, counts as missing.
     """
     if not isinstance(told, str):
         return None if told is None else from_json(Snapshot, told)
@@ -148,11 +148,11 @@ class Relay:
     peer: str
     seconds: float
     present: bool
-    """False: it has lost its connection, and may come back."""
+    """False: it has lost its connection, and may reconnect."""
     part: Annotated[Snapshot | None, ReadBy(_read_part)] = None
-    """What it said last of itself; None: nothing yet."""
+    """Its last report; None: it has not reported yet."""
     part_seconds: float = -1.0
-    """Since it said so."""
+    """Since that report."""
     waits: tuple[Wait, ...] = ()
     """What it waits for, on behalf of its clients."""
 
@@ -162,12 +162,12 @@ class Worker:
     """A process of a server, which serves some of its clients."""
 
     id: int
-    """As relays have one."""
+    """As of a relay."""
     peer: str
     """Its name and its process: `worker-1:4711`."""
     seconds: float
     clients: int = -1
-    """-1: it has told nothing yet."""
+    """-1: it has not reported yet."""
 
 
 @dataclass(frozen=True)
@@ -183,28 +183,28 @@ class Counters:
 
 @dataclass(frozen=True)
 class Standby:
-    """A process that would take over from the leader of a replicated store."""
+    """A process that can take over from the leader of a replicated store."""
 
     address: str
     lag: int
-    """How many records of the log it had not read when it was heard of last."""
+    """How many records of the log it had not read when it last reported."""
 
 
 @dataclass(frozen=True)
 class Replication:
-    """How a store stands that is kept on an engine."""
+    """The state of a store that is replicated through an engine."""
 
     engine: str
-    """What and where that is: `etcd at a:2379, b:2379, job x`."""
+    """Its kind and addresses: `etcd at a:2379, b:2379, job x`."""
     term: int
     """Counts the leaders, from 1."""
     leader: str
     """Where clients reach it."""
     standbys: tuple[Standby, ...] = ()
     stores: tuple[str, ...] = ()
-    """The names of the stores that are there besides the one without a name: of jobs and their rounds."""
+    """The names of all stores but the one without a name: stores of jobs and their rounds."""
     unknown_store: str = ""
-    """The name that was asked for, if there is no store of that name."""
+    """The requested name, if there is no such store."""
     records: int = 0
     """The number of the last record of the log."""
     commit_p50: float = -1.0
@@ -218,7 +218,7 @@ class Replication:
     away_seconds: float = -1.0
     """For how long the engine has not answered; -1: it answers."""
     error: str = ""
-    """What is wrong with it then, and what to do."""
+    """Its error then; `hint` says what to do."""
     hint: str = ""
 
     @property
@@ -229,21 +229,21 @@ class Replication:
 
 @dataclass(frozen=True)
 class Upstream:
-    """Where the store of a relay is."""
+    """The store of a relay, as the relay reaches it."""
 
     places: tuple[str, ...]
-    """Where it may be."""
+    """The addresses where it may be."""
     place: str = ""
-    """Where the relay has reached it; nothing: it has no connection now."""
+    """The address of the connection; empty: there is none now."""
     down_seconds: float = -1.0
-    """Since when it has none; -1: it has one."""
+    """Since there is no connection; -1: there is one."""
     error: str = ""
-    """What is wrong with each place then."""
+    """The error of each address then."""
     trouble: str = ""
-    """What keeps the store from going on, as it says itself, and what to do."""
+    """What keeps the store from going on, in its own words; `advice` says what to do."""
     advice: str = ""
     store: str = ""
-    """Which of several stores is meant that are there."""
+    """The name of the store, if there are several at that address."""
 
     @property
     def moves(self) -> bool:
@@ -262,7 +262,7 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One server, or one relay, with all that are behind it."""
+    """One server or relay, and the relays connected to it."""
 
     kind: str
     """`server` or `relay`."""
@@ -274,16 +274,16 @@ class Snapshot:
     seconds: float
     """Since it was started."""
     quiet_seconds: float
-    """Since somebody has made progress: connected, set, appended, pushed, popped, or come to a barrier."""
+    """Since a client made progress: connected, set, appended, pushed, popped, or arrived at a barrier."""
     stalled_seconds: float = 0.0
-    """Since nobody has made progress while somebody waited; 0: nobody waits, or somebody has."""
+    """For how long clients have waited without any progress; 0: none waits, or there is progress."""
     clients: tuple[Client, ...] = ()
     relays: tuple[Relay, ...] = ()
-    """Relays; as a server tells it, its own workers as well (see `store/rollcall/clients.py`)."""
+    """Relays; before `rollcall.clients.whole`, the server's own workers as well."""
     own_workers: tuple[Worker, ...] = ()
     """The processes that serve the clients of a server, if it has such."""
     ended_workers: Counters | None = None
-    """What such processes that have ended had counted when they last told of themselves."""
+    """What ended workers had counted in their last reports."""
     barriers: tuple[Barrier, ...] = ()
     gone: tuple[Gone, ...] = ()
     """The last to leave, the latest at the end."""
@@ -292,29 +292,29 @@ class Snapshot:
     stored_bytes: int = 0
     keys: tuple[Key, ...] = ()
     keys_found: int = 0
-    """How many keys there are that the question searches for; `keys` may be fewer."""
+    """How many keys match the question's search; `keys` may have fewer."""
     value: Value | None = None
     group_writers: tuple[tuple[int, int], ...] = ()
-    """Ranks that have written their key in torch's default group, with the client or relay that wrote it;
-    that may have gone, or not be known (0)."""
+    """Ranks that have written their key in torch's default group, with the id of the client or relay that
+    wrote it, which may have left or be unknown (0)."""
     workers: int = 0
-    """Clients that have counted themselves in, as torch's do that know the world size."""
+    """Clients that have registered themselves, as torch's clients with a world size do."""
     plan: str = ""
     """The value of the key `PLAN`."""
     stall: str = ""
-    """The value of the key `STALL`: what a launcher has found out about a job that stands still."""
+    """The value of the key `STALL`: a launcher's report of a stalled job."""
     rosters: tuple[tuple[str, str], ...] = ()
-    """The jobs that meet here: their ids, and their rosters as JSON (see `launch/rendezvous/roster.py`)."""
+    """The rendezvous of jobs here: job ids, and rosters as JSON (see `launch/rendezvous/roster.py`)."""
     stores: tuple[str, ...] | None = None
-    """The names of the other stores at this address; None: there can be none, or it does not tell."""
+    """The names of the other stores at this address; None if there can be none, or it is not reported."""
     received: int = 0
     sent: int = 0
     accepted: int = 0
     """Connections since the start."""
     operations: tuple[Operation, ...] = ()
     turn_p50: float = -1.0
-    """Seconds that half of the loop's turns of the last minutes did not go beyond; a client waits no longer
-    than a turn for its answer. `turn_p99`: that 99 % did not go beyond. -1: none was timed."""
+    """The median and the 99th percentile of the loop's turns in the last minutes, in seconds; a client waits
+    no longer than a turn for its answer. -1: none was timed."""
     turn_p99: float = -1.0
     history: tuple[Second, ...] = ()
     """The last minutes, the latest second at the end."""
@@ -326,14 +326,14 @@ class Snapshot:
     upstream: Upstream | None = None
     """Of a relay."""
     incomplete: str = ""
-    """What could not be told, and why; nothing if all is there."""
+    """What is left out, and why; empty if complete."""
 
     def to_json(self) -> str:
         return to_text(self, sparse=True)
 
     @staticmethod
     def from_json(data: bytes | str) -> Snapshot:
-        """Raises ProtocolError for what is no snapshot: it came over the network."""
+        """Raises ProtocolError for invalid data, which may come over the network."""
         try:
             return from_text(Snapshot, data)
         except ValueError as error:

@@ -9,9 +9,8 @@ A blob is a u64 length and that many bytes: a key or a value. A counted request 
 reply: a client that breaks the protocol is disconnected.
 
 From 32 on, the operations are Rallypoint's own: between a relay and a server (or another relay), see
-`sessions`; ENTER, by which anyone may say which of several stores is meant; LOOK, by which anyone may ask
-what a server or relay knows; and TELL, by which a client says what is told of it to whoever looks. They are
-unknown to torch.
+`sessions`; ENTER, which chooses one of several stores; LOOK, which requests a snapshot of a server or relay;
+and TELL, by which a client reports its activity for snapshots. torch does not know them.
 """
 
 from __future__ import annotations
@@ -89,10 +88,10 @@ class Op(IntEnum):
 
 
 class Trait(Flag):
-    """What the program needs to know about an operation, besides its shape."""
+    """Properties of an operation, besides its shape."""
 
     CLIENT = auto()
-    """One of torch's: any client may send it once it has shaken hands."""
+    """One of torch's: any client may send it after the handshake."""
     SESSION = auto()
     """A relay sends it on a connection that carries a session."""
     READ = auto()
@@ -105,8 +104,8 @@ class Trait(Flag):
     """All ranks may send it byte for byte alike, and the parser may know it by its bytes. Such a request is
     cheap, and so is its reply: at most a byte for each wait of the client's own that it ends."""
     PROGRESS = auto()
-    """The client has come a step further, or lets others do so. Reads and waits may be repeated for ever; and
-    launchers use ADD and COMPARE_SET as signs of life."""
+    """It shows that the job makes progress. Reads and waits do not: they may be repeated for ever; nor do ADD
+    and COMPARE_SET, which launchers use as heartbeats."""
 
 
 _NONE = Trait(0)

@@ -83,16 +83,16 @@ class SessionHandler(Handler, Protocol):
 
 
 class ExtensionHandler(Handler, Protocol):
-    """Serves what any connection may ask besides torch's operations."""
+    """Carries out our operations that any connection may send."""
 
     def enter(self, name: bytes, /) -> bytes | None:
-        """The client says which of several stores it means."""
+        """The client chooses one of several stores."""
 
     def look(self, question: bytes, /) -> bytes | None:
-        """The client asks what is known here."""
+        """The client requests a snapshot."""
 
     def tell(self, text: bytes, /) -> bytes:
-        """The client reports its activity, in ASCII, for those who LOOK."""
+        """The client reports its activity, in ASCII, for snapshots."""
 
 
 class RawHandler(Handler, Protocol):
@@ -150,7 +150,7 @@ EXTENSION_METHODS: Final[dict[Op, Deliver[ExtensionHandler]]] = {
     Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0]),
     Op.TELL: _tell,
 }
-"""What any connection may ask besides torch's operations."""
+"""Our operations that any connection may send."""
 
 
 def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:

@@ -137,7 +137,7 @@ class Rank(Client):
     def _hold_waits(self, count: int) -> None:
         count = max(count, -self._waits_held)  # nothing is counted any more for a client that has gone
         self._waits_held += count
-        self._clients.count_held(count)
+        self._context.count_held(count)
 
     def take_notice(self) -> bytes:
         notices: list[bytes | memoryview] = []

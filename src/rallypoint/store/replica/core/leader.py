@@ -87,7 +87,7 @@ class Caller(Client):
         self._leader = leader
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
-        self._most_bytes = leader.clients.limits.unsent_bytes
+        self._most_bytes = self._context.limits.unsent_bytes
         self._woken = leader.outbox.woken
         self._is_looking = False
         self._has_only_looked = True  # so far

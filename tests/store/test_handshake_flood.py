@@ -17,8 +17,8 @@ from processes import BACKENDS, pause, serving
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.core.store import Core
-from rallypoint.store.server.guard.channel import client_channel
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
+from rallypoint.store.server.guard.tls import client_channel
 from rallypoint.store.server.loops import guarded
 from rallypoint.store.server.loops import loop as loops
 from rallypoint.store.server.loops.guarded import Door, GuardedLink

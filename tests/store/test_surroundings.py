@@ -30,8 +30,8 @@ from rallypoint.launch import reports
 from rallypoint.store.access import USERS_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import GuardedSocket
-from rallypoint.store.server.guard.channel import client_channel
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
+from rallypoint.store.server.guard.tls import client_channel
 from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until

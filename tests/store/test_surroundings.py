@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -32,9 +31,8 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.store.server.guard.tls import client_channel
-from rallypoint.store.wire.encoding import VALIDATE
-from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
+from threads import prove, recording
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs /proc and tmpfs")
 
@@ -233,49 +231,14 @@ def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: py
 # The secret ------------------------------------------------------------------------------------------------
 
 
-def _prove(sock: socket.socket) -> None:
-    client = GuardedSocket(sock, client_channel("localhost", _SECRET), Deadline(SECONDS))
-    client.open()
-    client.sendall(VALIDATE + bytes([Op.PING]) + b"ping")
-    assert client.recv(4) == b"ping"
-
-
-@contextmanager
-def _recorder(port: int) -> Iterator[tuple[int, list[bytes]]]:
-    """The port of somebody who passes on one connection, and what the client has sent on it."""
-    said: list[bytes] = []
-
-    def pass_on(source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None:
-        while data := source.recv(1 << 16):
-            kept.append(data)
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-
-    def serve() -> None:
-        client, _ = listener.accept()
-        with client, socket.create_connection(("127.0.0.1", port), SECONDS) as server:
-            client.settimeout(SECONDS)
-            back = threading.Thread(target=pass_on, args=(server, client, []))
-            back.start()
-            pass_on(client, server, said)
-            back.join()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(SECONDS)
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()[1], said
-        thread.join()
-
-
 def test_a_recorded_handshake_is_worth_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
     with (tmp_path / "log").open("w+") as log, serving("auto", log, host="0.0.0.0") as server:
         with (
-            _recorder(server.port) as (port, said),
+            recording(server.port) as (port, said, _),
             socket.create_connection(("127.0.0.1", port), SECONDS) as sock,
         ):
-            _prove(sock)
+            prove(sock, _SECRET)
         assert len(said) >= 3
         for at_once in (False, True):
             with RawClient(server.port, shake_hands=False) as replay:

@@ -177,6 +177,11 @@ def running(
         end(process)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "LIMIT_SECONDS", SECONDS)
+
+
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with _listening("127.0.0.1") as made:
@@ -197,7 +202,7 @@ def find(*listeners: socket.socket) -> Found:
 
 def search(command: Sequence[str]) -> Search:
     made = Search(command)
-    made.join(SECONDS)
+    made.join(2 * SECONDS)
     assert not made.is_alive(), "no answer"
     return made
 
@@ -272,7 +277,8 @@ def test_a_process_that_has_ended_is_no_reason_to_fail() -> None:
     ],
 )
 def test_a_child_that_fails(command: list[str], trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "LIMIT_SECONDS", 0.2 if trouble == "timed out" else SECONDS)
+    if trouble == "timed out":
+        monkeypatch.setattr(neighbours, "LIMIT_SECONDS", 0.2)
     before = set(psutil.Process().children())
     failed = search(command)
     assert failed.found == {}

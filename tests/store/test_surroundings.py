@@ -212,7 +212,7 @@ def test_a_file_store_in_a_folder_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher that cleans up removes its own folders, and nothing that a link leads to."""
+    """A launcher removes folders of launchers that are gone, and nothing that a link leads to."""
     temporary, precious = tmp_path / "temporary", tmp_path / "precious"
     for folder in (temporary, precious):
         folder.mkdir()
@@ -221,9 +221,15 @@ def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: py
     (temporary / "rallypoint-link").symlink_to(precious)
     (temporary / "rallypoint-file").mkdir()
     (temporary / "rallypoint-file" / "owner").symlink_to(precious / "owner")
+    (temporary / "rallypoint-of-another-kind").mkdir()
+    (temporary / "rallypoint-gone").mkdir()
+    (temporary / "rallypoint-gone" / "owner").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with reports.new_folder() as folder:
+    with reports.new_folder() as folder, reports.new_folder():
         assert folder.stat().st_mode & 0o777 == 0o700
+        assert not (temporary / "rallypoint-gone").exists()
+    left = {each.name for each in temporary.iterdir()}
+    assert left >= {"rallypoint-link", "rallypoint-of-another-kind"}
     assert sorted(each.name for each in precious.iterdir()) == ["data", "owner"]
     assert {each.read_text() for each in precious.iterdir()} == {"precious"}
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -289,14 +289,14 @@ def test_a_child_that_fails(command: list[str], trouble: str, monkeypatch: pytes
 def test_closing_ends_the_child(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     script = "import os, sys; open(sys.argv[1], 'w').write(f'{os.getpid()}.')\nwhile True: pass"
-    names, core = naming([sys.executable, "-S", "-c", script, str(file)])
-    names.find()
-    until(lambda: file.exists() and file.read_text().endswith("."), "the child runs")
-    names.close()
-    assert is_gone(int(file.read_text()[:-1]))
-    core.loop.later(0.05, core.loop.stop)
-    core.loop.run()
-    assert not core.pids, "named after the end"
+    with naming([sys.executable, "-S", "-c", script, str(file)]) as (names, core):
+        names.find()
+        until(lambda: file.exists() and file.read_text().endswith("."), "the child runs")
+        names.close()
+        assert is_gone(int(file.read_text()[:-1]))
+        core.loop.later(0.05, core.loop.stop)
+        core.loop.run()
+        assert not core.pids, "named after the end"
 
 
 # Naming clients ---------------------------------------------------------------------------------------------
@@ -326,16 +326,21 @@ class NamingCore:
         self.on_found()
 
 
-def naming(command: list[str]) -> tuple[ProcessNames, NamingCore]:
+@contextmanager
+def naming(command: list[str]) -> Iterator[tuple[ProcessNames, NamingCore]]:
     core = NamingCore()
-    return ProcessNames(core.loop, cast("ServerCore[Any]", core), (), command), core
+    with closing(core.loop):
+        names = ProcessNames(core.loop, cast("ServerCore[Any]", core), (), command)
+        with closing(names):
+            yield names, core
 
 
 def counting(file: Path) -> list[str]:
     """A command that notes each run in a file, and finds a process whose pid is the number of the run."""
     script = (
         "import os, sys; file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR | os.O_APPEND)\n"
-        "os.write(file, b'.'); print([os.fstat(file).st_size, -1, -1, -1, [['1', 1]]])"
+        "import json; os.write(file, b'.')\n"
+        "print(json.dumps([os.fstat(file).st_size, -1, -1, -1, [['1', 1]]]))"
     )
     return [sys.executable, "-S", "-c", script, str(file)]
 
@@ -345,12 +350,11 @@ def test_within_a_pause_the_last_search_is_used_again(
     pause: float, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "PAUSE_SECONDS", pause)
-    names, core = naming(counting(tmp_path / "runs"))
-    core.on_found = lambda: core.loop.stop() if core.searches == 3 else names.find()
-    names.find()
-    assert not core.searches, "called back at once"
-    core.loop.run()
-    names.close()
+    with naming(counting(tmp_path / "runs")) as (names, core):
+        core.on_found = lambda: core.loop.stop() if core.searches == 3 else names.find()
+        names.find()
+        assert not core.searches, "called back at once"
+        core.loop.run()
     assert core.pids == pids
     assert core.client.tries == 3
 
@@ -360,19 +364,20 @@ def test_a_search_that_times_out_is_no_try_and_the_loop_goes_on(
 ) -> None:
     monkeypatch.setattr(neighbours, "LIMIT_SECONDS", 0.2)
     monkeypatch.setattr(neighbours, "PAUSE_SECONDS", 0.0)
-    names, core = naming([sys.executable, "-S", "-c", "while True: pass"])
-    core.on_found = lambda: core.loop.stop() if core.searches == 2 else names.find()
     turns: list[float] = []
 
     def turn() -> None:
         turns.append(time.monotonic())
         core.loop.later(0.01, turn)
 
-    with caplog.at_level(logging.DEBUG, "rallypoint.server"):
+    with (
+        caplog.at_level(logging.DEBUG, "rallypoint.server"),
+        naming([sys.executable, "-S", "-c", "while True: pass"]) as (names, core),
+    ):
+        core.on_found = lambda: core.loop.stop() if core.searches == 2 else names.find()
         names.find()
         turn()
         core.loop.run()
-    names.close()
     assert core.pids == []
     assert core.client.tries == 0
     assert len(turns) > 4, "the loop goes on meanwhile"

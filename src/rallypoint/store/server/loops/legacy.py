@@ -7,6 +7,7 @@ import itertools
 import selectors
 import socket
 import time
+from selectors import EVENT_READ, EVENT_WRITE
 
 from rallypoint.store.server.loops.loop import Callback, Loop
 
@@ -38,10 +39,10 @@ class LegacyLoop(Loop):
         self.watch_readable(self._alarm, self._hear)
 
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
-        self._watch(file, selectors.EVENT_READ, callback)
+        self._watch(file, EVENT_READ, callback)
 
     def watch_writable(self, file: socket.SocketType, callback: Callback | None) -> None:
-        self._watch(file, selectors.EVENT_WRITE, callback)
+        self._watch(file, EVENT_WRITE, callback)
 
     def later(self, seconds: float, callback: Callback) -> None:
         due = time.monotonic() + seconds if seconds else 0.0
@@ -55,10 +56,10 @@ class LegacyLoop(Loop):
                 callbacks: _Callbacks = key.data
                 try:
                     # Either may be gone by now, because of an event before it in this same round.
-                    if events & selectors.EVENT_READ and selectors.EVENT_READ in callbacks:
-                        callbacks[selectors.EVENT_READ]()
-                    if events & selectors.EVENT_WRITE and selectors.EVENT_WRITE in callbacks:
-                        callbacks[selectors.EVENT_WRITE]()
+                    if events & EVENT_READ and EVENT_READ in callbacks:
+                        callbacks[EVENT_READ]()
+                    if events & EVENT_WRITE and EVENT_WRITE in callbacks:
+                        callbacks[EVENT_WRITE]()
                 except MemoryError:
                     self.relieve()
             self._call_due()

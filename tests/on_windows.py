@@ -2,6 +2,7 @@
 
     python tests/on_windows.py test [-- OPTIONS AND MODULES FOR PYTEST...]
     python tests/on_windows.py run [--seconds 600] [--set NAME=VALUE] python -m rallypoint doctor
+    python tests/on_windows.py older [2.6.0 ...]
 
 The environment is laid into build/windows when it is first needed (`windows/laying.py`), and kept while the
 requirements of the project stay the same. It needs root, apt-get with sources of Debian, and pip. On x86_64,
@@ -11,6 +12,9 @@ interpreter of this machine: the version (3.10 to 3.13) is its, and the environm
 Before each command, the source tree is copied to C:\\rallypoint, where it is installed as `pip install -e`
 would do it. A command that is still there after its time is ended, with all that it has started. What it
 prints is also in build/windows/3.11/output.log. One command runs at a time.
+
+`older` runs torch's own client, and a job of one rank, with older releases of torch: those for Windows need
+no CUDA, which those for Linux do, gigabytes. Each is unpacked to C:\\torch, and comes first on the path.
 
 What Wine is not: it passes Ctrl-Break to no handler of Python. gloo's collectives between two ranks time
 out, with torch's own store as well. `psutil.net_connections()` finds nothing. Whoever asks for a right has
@@ -29,6 +33,7 @@ import signal
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import distribution
@@ -49,6 +54,8 @@ _COPIED = (
     "Makefile",
 )
 _TEST_SECONDS = 3000
+_OLDER_TORCHES = ("2.4.1", "2.6.0", "2.8.0", "2.11.0")
+_OF_OLDER = ("tests/client/test_torch_clients.py", "tests/windows/test_older_torch.py")
 
 
 def main() -> int:
@@ -62,6 +69,8 @@ def main() -> int:
     run.add_argument("--seconds", type=float, default=600)
     run.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("words", nargs=argparse.REMAINDER)
+    older = commands.add_parser("older", help="torch's own client, of older releases")
+    older.add_argument("words", nargs="*", default=list(_OLDER_TORCHES))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and nothing of Wine is left
     missing = wine.what_is_missing()
@@ -73,6 +82,9 @@ def main() -> int:
         _prepare(folder, options.python)
         if options.command == "test":
             return _test(folder, options.words)
+        if options.command == "older":
+            codes = [_test_older(folder, release, options.python) for release in options.words]
+            return 1 if any(codes) else 0
         return _run(folder, options.words, options.seconds, dict(word.split("=", 1) for word in options.set))
 
 
@@ -135,6 +147,19 @@ def _test(folder: Path, words: Sequence[str]) -> int:
     code = _run(folder, [*pytest, *words, *([] if is_named else _modules())], _TEST_SECONDS, {})
     print(f"on Windows: exit code {code} after {time.monotonic() - began:.0f} s")
     return 1 if code else 0
+
+
+def _test_older(folder: Path, release: str, interpreter: str) -> int:
+    print(f"torch {release}", flush=True)
+    place = folder / "root" / wine.DRIVE / "torch" / release
+    if not place.exists():
+        laying.download_wheels(place.parent / "wheels", laying.version_of(interpreter), [f"torch=={release}"])
+        [wheel] = place.parent.glob(f"wheels/torch-{release}*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(place)
+        wheel.unlink()
+    words = ["python", "-m", "pytest", "-q", "-m", "not slow", *_OF_OLDER]
+    return _run(folder, words, 900, {"PYTHONPATH": f"C:\\torch\\{release}"})
 
 
 def _modules() -> list[str]:

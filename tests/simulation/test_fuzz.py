@@ -55,7 +55,7 @@ def run_fuzz(*options: object) -> subprocess.CompletedProcess[str]:
 def test_guided_streams_break_no_rule_and_a_run_goes_on_where_it_has_stopped(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     for streams, targets in ((240, ["store", "relay", "upstream", "texts"]), (200, ["store"])):
-        options = ["--jobs", 2, "--json", "--seed", SEED, "--state", tmp_path, "--target", *targets]
+        options = ["--jobs", 2, "--seed", SEED, "--state", tmp_path, "--target", *targets]
         done = run_fuzz("--streams", streams, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         told.append(json.loads(done.stdout))

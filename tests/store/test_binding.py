@@ -148,7 +148,7 @@ def test_a_port_that_does_not_exist(port: int) -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("0.0.0.0", {"127.0.0.1", "::1"}), ("127.0.0.2", {"127.0.0.2"}), ("localhost", {"127.0.0.1"})],
+    [("0.0.0.0", {"127.0.0.1"}), ("127.0.0.2", {"127.0.0.2"}), ("localhost", {"127.0.0.1"})],
 )
 def test_this_machine_reaches_what_it_binds(host: str, expected: set[str]) -> None:
     with listening(host) as listeners:
@@ -302,16 +302,6 @@ def test_with_port_0_another_port_is_tried_when_one_family_has_it_not(
     with listening("localhost") as listeners:
         assert listeners[0].getsockname()[1] == list(ports_tried)[-1]
     assert len(ports_tried) == 3
-
-
-def test_a_bound_descriptor_is_adopted() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        place = bound.getsockname()
-        with adopt(bound.detach()) as listener:
-            assert listener.getsockname() == place
-            with socket.create_connection(place, timeout=10):
-                pass
 
 
 def test_a_descriptor_that_cannot_listen_leaves_no_socket_behind() -> None:

@@ -14,20 +14,16 @@ from typing import Any, cast
 import pytest
 
 from processes import BACKENDS, pause, serving
-from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.core.store import Core
-from rallypoint.store.server.guard.channel import client_channel
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.store.server.loops import guarded
 from rallypoint.store.server.loops import loop as loops
 from rallypoint.store.server.loops.guarded import Door, GuardedLink
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump
-from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
-from threads import running_here
+from threads import prove, running_here
 
 _SECRET = Secret("5e" * 32, "the test")
 _MANY = 300
@@ -62,12 +58,8 @@ def _has_closed(sock: socket.socket) -> bool:
 
 
 def _prove(port: int) -> None:
-    """Connect with the secret, and have a request answered."""
     with socket.create_connection(("127.0.0.1", port), SECONDS) as sock:
-        client = GuardedSocket(sock, client_channel("localhost", _SECRET), Deadline(SECONDS))
-        client.open()
-        client.sendall(VALIDATE + bytes([Op.PING]) + b"ping")
-        assert client.recv(4) == b"ping"
+        prove(sock, _SECRET)
 
 
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows has no poll(), and no SIGSTOP")

@@ -332,16 +332,6 @@ def test_tenants_that_come_at_the_same_time_share_a_server() -> None:
     assert servers_of(os.getpid()) == []
 
 
-def test_limits_come_from_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RALLYPOINT_LIMITS", "key_bytes=10,value_bytes=1_000")
-    with master() as store:
-        store.set("k" * 9, "v" * 1000)
-        with pytest.raises(RallypointError, match="was lost"):
-            store.set("k" * 10, "value")
-        with pytest.raises(RallypointError, match="was lost"):
-            store.set("key", "v" * 1001)
-
-
 def test_a_limit_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_LIMITS", "keybytes=10")
     with pytest.raises(UsageError, match=r"no limit called 'keybytes'\nhint: did you mean key_bytes\?"):

@@ -23,7 +23,7 @@ from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server
-from rallypoint.store.wire.encoding import VALIDATE, blob, pack_i64, request
+from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, is_gone, until
 
@@ -58,13 +58,6 @@ class Owned:
 @pytest.fixture
 def owned() -> Owned:
     return Owned()
-
-
-def test_ownership_may_come_in_pieces_among_other_requests(owned: Owned) -> None:
-    (owner,) = (owned.connect() for _ in range(1))
-    stream = request(Op.SET, b"k", b"v") + OWN + request(Op.GET, b"k") + request(Op.GETNUMKEYS)
-    assert b"".join(owner.receive(bytes([byte])) for byte in stream) == YES + blob(b"v") + pack_i64(1)
-    assert owned.close(owner) == 1
 
 
 def test_other_keys_are_deleted_as_ever(owned: Owned) -> None:

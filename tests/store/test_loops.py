@@ -16,7 +16,6 @@ import pytest
 
 from rallypoint.store.machine import resources
 from rallypoint.store.server.loops.backend import Choice, make_loop
-from rallypoint.store.server.loops.libuv import LibuvLoop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.readers import make_sending
 
@@ -139,18 +138,6 @@ def test_a_file_is_told_of_when_it_can_be_written(loop: Loop, beside: bool) -> N
         loop.later(0.01, fill)
         loop.later(0.05, empty)
         run(loop)
-
-
-def test_what_another_thread_asks_for_is_done_at_once_while_it_waits() -> None:
-    """uvloop's own queue is beside the set in which the loop waits."""
-    loop, _ = make_loop(Choice.LIBUV)
-    assert isinstance(loop, LibuvLoop)
-    with closing(loop):
-        threading.Timer(0.05, loop._loop.call_soon_threadsafe, [loop.stop]).start()
-        begun = monotonic()
-        loop.later(SECONDS, loop.stop)
-        loop.run()
-        assert monotonic() - begun < SECONDS / 2
 
 
 def test_it_can_be_stopped_from_another_thread_while_it_waits(loop: Loop) -> None:

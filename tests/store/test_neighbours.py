@@ -10,19 +10,22 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from processes import end, has_ipv6
+from rallypoint.store.core.server_core import ServerCore
+from rallypoint.store.rollcall.identity import NOBODY, Identity
 from rallypoint.store.server.loops.backend import Choice, make_loop
-from rallypoint.store.server.loops.loop import Loop
-from rallypoint.store.server.reporting import neighbours_program
-from rallypoint.store.server.reporting.neighbours import Found, Neighbours, Process
+from rallypoint.store.server.reporting import neighbours, neighbours_program
+from rallypoint.store.server.reporting.neighbours import Found, Process, ProcessNames, Search, command_for
 from rallypoint.store.server.reporting.neighbours_program import (
     Connection,
     Family,
@@ -174,11 +177,9 @@ def running(
         end(process)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made, _ = make_loop(Choice.AUTO)
-    yield made
-    made.close()
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "LIMIT_SECONDS", SECONDS)
 
 
 @pytest.fixture
@@ -195,35 +196,15 @@ def _listening(host: str) -> Iterator[socket.socket]:
         yield made
 
 
-def run(loop: Loop, neighbours: Neighbours) -> None:
-    """Run the loop until it is stopped, and close what runs on it."""
-    began = time.monotonic()
-    loop.later(SECONDS, loop.stop)
-    try:
-        loop.run()
-    finally:
-        neighbours.close()
-    assert time.monotonic() < began + SECONDS, "no answer"
+def find(*listeners: socket.socket) -> Found:
+    return search(command_for(each.getsockname()[1] for each in listeners)).found
 
 
-def ask(loop: Loop, neighbours: Neighbours) -> Found:
-    """What it finds, once. A loop runs only once."""
-    answers: list[Found] = []
-
-    def on_done(found: Found) -> None:
-        answers.append(found)
-        loop.stop()
-
-    neighbours.ask(on_done)
-    assert not answers, "called back at once"
-    run(loop, neighbours)
-    (found,) = answers
-    return found
-
-
-def find(loop: Loop, *listeners: socket.socket) -> Found:
-    ports = [each.getsockname()[1] for each in listeners]
-    return ask(loop, Neighbours(loop, ports, limit_seconds=SECONDS))
+def search(command: Sequence[str]) -> Search:
+    made = Search(command)
+    made.join(2 * SECONDS)
+    assert not made.is_alive(), "no answer"
+    return made
 
 
 @pytest.mark.parametrize(
@@ -235,22 +216,22 @@ def find(loop: Loop, *listeners: socket.socket) -> Found:
         pytest.param("127.0.0.1", "::ffff:127.0.0.1", id="an IPv6 socket to IPv4", marks=needs_ipv6),
     ],
 )
-def test_a_client_is_found_as_accept_calls_it(loop: Loop, host: str, client: str) -> None:
+def test_a_client_is_found_as_accept_calls_it(host: str, client: str) -> None:
     with _listening(host) as listener:
         place = (client, listener.getsockname()[1])
         with running(PLAIN, place, variables="RANK=3 LOCAL_RANK=1 WORLD_SIZE=8") as [[pid, _]]:
             accepted, address = listener.accept()
             with accepted:
-                assert find(loop, listener) == {address[:2]: Process(pid, 3, 1, 8)}
+                assert find(listener) == {address[:2]: Process(pid, 3, 1, 8)}
 
 
-def test_several_ports_and_a_rank_that_a_script_has_set(loop: Loop, listener: socket.socket) -> None:
+def test_several_ports_and_a_rank_that_a_script_has_set(listener: socket.socket) -> None:
     with (
         _listening("127.0.0.1") as other,
         running(PLAIN, other.getsockname()) as [[first, _]],
         running(LATE, listener.getsockname(), variables="WORLD_SIZE=8") as [[second, _]],
     ):
-        assert set(find(loop, other, listener).values()) == {Process(first), Process(second)}
+        assert set(find(other, listener).values()) == {Process(first), Process(second)}
 
 
 def test_a_fork_that_shares_a_socket(listener: socket.socket) -> None:
@@ -258,19 +239,17 @@ def test_a_fork_that_shares_a_socket(listener: socket.socket) -> None:
     with running(FORK, listener.getsockname(), variables="RANK=3", processes=2) as told:
         (first, port), (second, _) = told
         for pid in (first, second):
-            loop, _ = make_loop(Choice.AUTO)
-            assert find(loop, listener) == {("127.0.0.1", port): Process(pid, 3)}
-            loop.close()
+            assert find(listener) == {("127.0.0.1", port): Process(pid, 3)}
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: is_gone(pid), "the process has ended")  # type: ignore[misc]
 
 
-def test_an_agent_and_its_ranks(loop: Loop, listener: socket.socket) -> None:
+def test_an_agent_and_its_ranks(listener: socket.socket) -> None:
     """The variables of the agent mean its machine: it has started its ranks with others."""
     with running(
         *(AGENT, listener.getsockname(), PLAIN), variables="RANK=3 WORLD_SIZE=2", processes=3
     ) as told:
-        found = find(loop, listener).values()
+        found = find(listener).values()
         agents = {each.pid for each in found if psutil.Process(each.pid).ppid() == os.getpid()}
     assert sorted(each.pid for each in found) == [pid for pid, _ in told]
     assert [each.rank for each in found if each.pid in agents] == [-1]
@@ -297,100 +276,111 @@ def test_a_process_that_has_ended_is_no_reason_to_fail() -> None:
         pytest.param(["/nowhere"], "No such file", id="no program"),
     ],
 )
-def test_a_child_that_fails(
-    loop: Loop, command: list[str], trouble: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    limit = 0.2 if trouble == "timed out" else SECONDS
+def test_a_child_that_fails(command: list[str], trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if trouble == "timed out":
+        monkeypatch.setattr(neighbours, "LIMIT_SECONDS", 0.2)
     before = set(psutil.Process().children())
-    neighbours = Neighbours(loop, [1], command=command, limit_seconds=limit, pause_seconds=0)
-    answers: list[Found] = []
-    turns: list[float] = []
-
-    def turn() -> None:
-        turns.append(time.monotonic())
-        loop.later(0.01, turn)
-
-    def on_done(found: Found) -> None:
-        answers.append(found)
-        if len(answers) < 2:
-            neighbours.ask(on_done)
-        else:
-            loop.stop()
-
-    with caplog.at_level(logging.DEBUG, "rallypoint.server"):
-        neighbours.ask(on_done)
-        turn()
-        run(loop, neighbours)
-    assert answers == [{}] * 2
-    assert neighbours.timed_out == (trouble == "timed out"), "that says nothing of any client"
-    assert trouble != "timed out" or len(turns) > 4, "the loop goes on meanwhile"
+    failed = search(command)
+    assert failed.found == {}
+    assert trouble in str(failed.error)
     assert set(psutil.Process().children()) <= before, "nothing is left behind"
-    (logged,) = (each for each in caplog.records if each.name == "rallypoint.server")  # once
-    assert logged.levelno == logging.DEBUG
-    assert trouble in logged.getMessage()
 
 
-def test_closing_ends_the_child(loop: Loop, tmp_path: Path) -> None:
+def test_closing_ends_the_child(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     script = "import os, sys; open(sys.argv[1], 'w').write(f'{os.getpid()}.')\nwhile True: pass"
-    neighbours = Neighbours(loop, [1], command=[sys.executable, "-S", "-c", script, str(file)])
-    answers: list[Found] = []
-    neighbours.ask(answers.append)
-    until(lambda: file.exists() and file.read_text().endswith("."), "the child runs")
-    neighbours.close()
-    assert is_gone(int(file.read_text()[:-1]))
-    loop.later(0.05, loop.stop)
-    run(loop, neighbours)
-    assert not answers, "called back after the end"
+    with naming([sys.executable, "-S", "-c", script, str(file)]) as (names, core):
+        names.find()
+        until(lambda: file.exists() and file.read_text().endswith("."), "the child runs")
+        names.close()
+        assert is_gone(int(file.read_text()[:-1]))
+        core.loop.later(0.05, core.loop.stop)
+        core.loop.run()
+        assert not core.pids, "named after the end"
 
 
-# When it looks ----------------------------------------------------------------------------------------------
+# Naming clients ---------------------------------------------------------------------------------------------
+
+
+class NamingCore:
+    """What `ProcessNames` asks of a core: a client without a name at each search, which connected before."""
+
+    def __init__(self) -> None:
+        self.loop = make_loop(Choice.LEGACY)[0]
+        self.clients = self
+        self.about = self
+        self.host = "here"
+        self.client = SimpleNamespace(peer="1:1", since=0.0, is_nameless=True, tries=0, who=NOBODY)
+        self.pids: list[int] = []
+        self.searches = 0
+        self.on_found: Callable[[], object] = self.loop.stop
+
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        return iter([self.client])
+
+    def name(self, _: SimpleNamespace, who: Identity) -> None:
+        self.pids.append(who.pid)
+
+    def processes_found(self) -> None:
+        self.searches += 1
+        self.on_found()
+
+
+@contextmanager
+def naming(command: list[str]) -> Iterator[tuple[ProcessNames, NamingCore]]:
+    core = NamingCore()
+    with closing(core.loop):
+        names = ProcessNames(core.loop, cast("ServerCore[Any]", core), (), command)
+        with closing(names):
+            yield names, core
 
 
 def counting(file: Path) -> list[str]:
     """A command that notes each run in a file, and finds a process whose pid is the number of the run."""
     script = (
         "import os, sys; file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR | os.O_APPEND)\n"
-        "os.write(file, b'.'); print([os.fstat(file).st_size, -1, -1, -1, [[1, 1]]])"
+        "import json; os.write(file, b'.')\n"
+        "print(json.dumps([os.fstat(file).st_size, -1, -1, -1, [['1', 1]]]))"
     )
     return [sys.executable, "-S", "-c", script, str(file)]
 
 
-def test_one_look_answers_all_who_ask(loop: Loop, tmp_path: Path) -> None:
-    neighbours = Neighbours(loop, [1], command=counting(tmp_path / "runs"), pause_seconds=SECONDS)
-    answers: list[int] = []
-    began: set[float] = set()
-
-    def on_done(found: Found) -> None:
-        answers.extend(each.pid for each in found.values())
-        began.add(neighbours.began)
-        if len(answers) == 3:
-            neighbours.ask(on_done)  # within the pause, the next is told the same
-        if len(answers) == 4:
-            loop.stop()
-
-    asked = time.monotonic()
-    for _ in range(3):
-        neighbours.ask(on_done)
-    started = time.monotonic()
-    run(loop, neighbours)
-    assert answers == [1] * 4
-    assert len(began) == 1
-    assert asked <= began.pop() <= started
-    assert (tmp_path / "runs").stat().st_size == 1
+@pytest.mark.parametrize(("pause", "pids"), [(SECONDS, [1, 1, 1]), (0.0, [1, 2, 3])])
+def test_within_a_pause_the_last_search_is_used_again(
+    pause: float, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "PAUSE_SECONDS", pause)
+    with naming(counting(tmp_path / "runs")) as (names, core):
+        core.on_found = lambda: core.loop.stop() if core.searches == 3 else names.find()
+        names.find()
+        assert not core.searches, "called back at once"
+        core.loop.run()
+    assert core.pids == pids
+    assert core.client.tries == 3
 
 
-def test_after_the_pause_it_looks_again(loop: Loop, tmp_path: Path) -> None:
-    neighbours = Neighbours(loop, [1], command=counting(tmp_path / "runs"), pause_seconds=0.05)
-    pids: list[int] = []
+def test_a_search_that_times_out_is_no_try_and_the_loop_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(neighbours, "LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(neighbours, "PAUSE_SECONDS", 0.0)
+    turns: list[float] = []
 
-    def on_done(found: Found) -> None:
-        pids.extend(each.pid for each in found.values())
-        if pids[-1] == 3:
-            loop.stop()
-        else:
-            neighbours.ask(on_done)
+    def turn() -> None:
+        turns.append(time.monotonic())
+        core.loop.later(0.01, turn)
 
-    neighbours.ask(on_done)
-    run(loop, neighbours)
-    assert sorted(set(pids)) == [1, 2, 3]
+    with (
+        caplog.at_level(logging.DEBUG, "rallypoint.server"),
+        naming([sys.executable, "-S", "-c", "while True: pass"]) as (names, core),
+    ):
+        core.on_found = lambda: core.loop.stop() if core.searches == 2 else names.find()
+        names.find()
+        turn()
+        core.loop.run()
+    assert core.pids == []
+    assert core.client.tries == 0
+    assert len(turns) > 4, "the loop goes on meanwhile"
+    (logged,) = (each for each in caplog.records if each.name == "rallypoint.server")  # once
+    assert logged.levelno == logging.DEBUG
+    assert "timed out" in logged.getMessage()

@@ -37,7 +37,6 @@ from rallypoint.store.server.loops.backend import Choice, make_loop
 from rallypoint.store.server.loops.listening import Arrival, Listening
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump
-from rallypoint.store.server.process.binding import listen, reachable_at
 from rallypoint.store.wire.encoding import pack_u64, request
 from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log
@@ -203,15 +202,6 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_in_the_middle_of_a_start_can_start_its_own() -> None:
     run = subprocess.run([sys.executable, "-c", _FORKED_WHILE_SHARING], timeout=SECONDS)
     assert run.returncode == 42
-
-
-def test_a_server_on_every_interface_is_reached_without_ipv6_on_loopback() -> None:
-    listeners = listen("0.0.0.0", 0)
-    try:
-        assert reachable_at(listeners[0])[0] == "127.0.0.1"
-    finally:
-        for listener in listeners:
-            listener.close()
 
 
 def test_a_second_tenant_is_told_if_the_server_listens_elsewhere(caplog: pytest.LogCaptureFixture) -> None:

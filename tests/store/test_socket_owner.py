@@ -53,7 +53,7 @@ def test_each_of_many_clients_has_its_own_user(listens: str, connects: str, firs
             reset(clients[number])
         table = stack.enter_context(SocketTable())
         owners = table.clients_of(arrivals)
-        assert owners == table.owners_of([(address, sock.getsockname()) for sock, address in arrivals])
+        assert owners == [table.owner_of(address, sock.getsockname()) for sock, address in arrivals]
     assert owners == [NoUser.GONE if number in gone else os.getuid() for number in range(120)]
 
 
@@ -71,9 +71,8 @@ def test_the_numbers_of_questions_begin_again() -> None:
         for _ in range(2):
             assert table.clients_of(arrivals) == [os.getuid()] * 70
         table._number = 2**32 - 10
-        ends = [(address, sock.getsockname()) for sock, address in arrivals]
-        for _ in range(2):
-            assert table.owners_of(ends) == [os.getuid()] * 70
+        for sock, address in arrivals:
+            assert table.owner_of(address, sock.getsockname()) == os.getuid()
         assert table._number < 2**32
         table._number = 2**32 - 1
         assert table.can_tell

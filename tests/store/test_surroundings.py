@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -30,11 +29,10 @@ from rallypoint.launch import reports
 from rallypoint.store.access import USERS_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import GuardedSocket
-from rallypoint.store.server.guard.channel import client_channel
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
-from rallypoint.store.wire.encoding import VALIDATE
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.server.guard.tls import client_channel
 from raw import SECONDS, RawClient, until
+from threads import prove, recording
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs /proc and tmpfs")
 
@@ -214,7 +212,7 @@ def test_a_file_store_in_a_folder_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher that cleans up removes its own folders, and nothing that a link leads to."""
+    """A launcher removes folders of launchers that are gone, and nothing that a link leads to."""
     temporary, precious = tmp_path / "temporary", tmp_path / "precious"
     for folder in (temporary, precious):
         folder.mkdir()
@@ -223,9 +221,15 @@ def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: py
     (temporary / "rallypoint-link").symlink_to(precious)
     (temporary / "rallypoint-file").mkdir()
     (temporary / "rallypoint-file" / "owner").symlink_to(precious / "owner")
+    (temporary / "rallypoint-of-another-kind").mkdir()
+    (temporary / "rallypoint-gone").mkdir()
+    (temporary / "rallypoint-gone" / "owner").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with reports.new_folder() as folder:
+    with reports.new_folder() as folder, reports.new_folder():
         assert folder.stat().st_mode & 0o777 == 0o700
+        assert not (temporary / "rallypoint-gone").exists()
+    left = {each.name for each in temporary.iterdir()}
+    assert left >= {"rallypoint-link", "rallypoint-of-another-kind"}
     assert sorted(each.name for each in precious.iterdir()) == ["data", "owner"]
     assert {each.read_text() for each in precious.iterdir()} == {"precious"}
 
@@ -233,49 +237,14 @@ def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: py
 # The secret ------------------------------------------------------------------------------------------------
 
 
-def _prove(sock: socket.socket) -> None:
-    client = GuardedSocket(sock, client_channel("localhost", _SECRET), Deadline(SECONDS))
-    client.open()
-    client.sendall(VALIDATE + bytes([Op.PING]) + b"ping")
-    assert client.recv(4) == b"ping"
-
-
-@contextmanager
-def _recorder(port: int) -> Iterator[tuple[int, list[bytes]]]:
-    """The port of somebody who passes on one connection, and what the client has sent on it."""
-    said: list[bytes] = []
-
-    def pass_on(source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None:
-        while data := source.recv(1 << 16):
-            kept.append(data)
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-
-    def serve() -> None:
-        client, _ = listener.accept()
-        with client, socket.create_connection(("127.0.0.1", port), SECONDS) as server:
-            client.settimeout(SECONDS)
-            back = threading.Thread(target=pass_on, args=(server, client, []))
-            back.start()
-            pass_on(client, server, said)
-            back.join()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(SECONDS)
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()[1], said
-        thread.join()
-
-
 def test_a_recorded_handshake_is_worth_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
     with (tmp_path / "log").open("w+") as log, serving("auto", log, host="0.0.0.0") as server:
         with (
-            _recorder(server.port) as (port, said),
+            recording(server.port) as (port, said, _),
             socket.create_connection(("127.0.0.1", port), SECONDS) as sock,
         ):
-            _prove(sock)
+            prove(sock, _SECRET)
         assert len(said) >= 3
         for at_once in (False, True):
             with RawClient(server.port, shake_hands=False) as replay:

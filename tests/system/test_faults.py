@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,6 @@ from jobs import DONE, TRAIN, Job, free_port, job
 from processes import Server
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectError, ConnectionLostError
-from rallypoint.launch import reports
 from rallypoint.pytorch import servers
 from rallypoint.store.machine.ports import holder_of
 from rallypoint.store.server.loops.backend import Choice
@@ -199,26 +197,6 @@ def test_a_command_ends_when_the_launcher_is_killed(tmp_path: Path) -> None:
         running.await_text("up")
         launcher.kill()
         until(lambda: not running.processes(), "the command has ended")
-
-
-def test_a_folder_is_removed_when_its_launcher_is_gone_and_no_other_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "rallypoint-of-another-kind").mkdir()
-    gone = tmp_path / "rallypoint-gone"
-    gone.mkdir()
-    (gone / "owner").touch()
-    (tmp_path / "else").mkdir()
-    (tmp_path / "else" / "owner").touch()
-    (tmp_path / "rallypoint-link").symlink_to(tmp_path / "else")
-    with ExitStack() as stack:
-        folders = [stack.enter_context(reports.new_folder()) for _ in range(2)]
-        assert all(folder.is_dir() for folder in folders)
-        assert not gone.exists()
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"rallypoint-of-another-kind", "rallypoint-link", "else"}
-    assert (tmp_path / "else" / "owner").exists()
 
 
 # A server without open files, and requests over a limit -----------------------------------------------------

@@ -1,6 +1,6 @@
 """Random, mutated and guided streams, for the cores in memory and for live servers.
 
-    python tests/tools/fuzz.py [--streams N] [--jobs N] [--target T ...] [--state FOLDER] [--seed N] [--json]
+    python tests/tools/fuzz.py [--streams N] [--jobs N] [--target T ...] [--state FOLDER] [--seed N]
     python tests/tools/fuzz.py --replay FILE
 
 It goes on where it has stopped, until that many streams have been run in all; Ctrl-C stops it. Each piece
@@ -12,7 +12,8 @@ of the work is a process of its own. The targets:
 
 All but the last are guided: a stream that takes a branch of the code that none has taken (fuzz_branches) is
 kept in the folder, and later ones are made of those that are kept (fuzz_scripts). A stream that breaks a rule
-is kept as well, with the rule. Exit code 1 if there is one.
+is kept as well, with the rule, and can be run again by --replay. It prints what it has done, as JSON. Exit
+code 1 if a rule is broken.
 """
 
 from __future__ import annotations
@@ -351,24 +352,16 @@ class Run:
         new.replace(self._file)
 
     def _tell(self) -> None:
-        """How far it is, on standard error: in one line on a terminal, else every half a minute."""
-        is_terminal = sys.stderr.isatty()
+        """How far it is, on standard error, every half a minute."""
         now = time.monotonic()
-        if now - self._told < (0.5 if is_terminal else 30):
+        if now - self._told < 30:
             return
         self._told = now
         goal = sum(self._goals.values())
         rate = self._done.value / (now - self._began)
         so_far = min(self._before + self._done.value, goal)
         left = f"{(goal - so_far) / rate / 60:,.0f} min left" if rate else ""
-        bar = f"{'#' * (30 * so_far // goal):.<30}"
-        line = f"[{bar}] {so_far:,} of {goal:,} streams, {rate:,.0f}/s, {left}"
-        print(
-            f"\r{line} " if is_terminal else line,
-            end="" if is_terminal else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"{so_far:,} of {goal:,} streams, {rate:,.0f}/s, {left}", file=sys.stderr, flush=True)
 
     # What has come of it
 
@@ -376,7 +369,7 @@ class Run:
     def findings(self) -> list[str]:
         return sorted(str(path) for path in self._folder.glob("findings/*") if not path.suffix)
 
-    def as_json(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         seconds = time.monotonic() - self._began
         reached = 0
         for bits in self._branches.values():
@@ -398,22 +391,6 @@ class Run:
             },
             "findings": self.findings,
         }
-
-    def as_text(self) -> str:
-        told = self.as_json()
-        rows = [f"{'target':12}{'streams':>14}{'kept':>8}{'branches':>10}"]
-        for name, each in told["targets"].items():
-            rows.append(f"{name:12}{each['streams']:14,}{each['kept']:8,}{each['branches']:10,}")
-        kept = sum(each["kept"] for each in told["targets"].values())
-        rows.append(
-            f"{'all':12}{told['streams']:14,}{kept:8,}{told['branches']:10,} of {told['all_branches']:,}"
-        )
-        rate = told["streams_now"] / told["seconds_now"]
-        rows.append(
-            f"now {told['streams_now']:,} in {told['seconds_now']:,} s, {rate:,.0f}/s; seed {told['seed']}"
-        )
-        rows += [f"FOUND, see {each}.txt: python fuzz.py --replay {each}" for each in told["findings"]]
-        return "\n".join(rows)
 
 
 def replay(path: Path) -> int:
@@ -449,7 +426,6 @@ def _arguments() -> argparse.Namespace:
         "--state", type=Path, default=Path("build/fuzz"), help="where it is written how far it is"
     )
     parser.add_argument("--seed", type=int, help="with the same one, a new run of one job is the same")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run one stream that broke a rule")
     return parser.parse_args()
 
@@ -460,7 +436,7 @@ def main() -> int:
         return replay(arguments.replay)
     run = Run(arguments.state, arguments.streams, arguments.target, arguments.jobs, arguments.seed)
     run.work()
-    print(json.dumps(run.as_json()) if arguments.json else run.as_text())
+    print(json.dumps(run.report(), indent=1))
     return 1 if run.findings else 0
 
 

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import psutil
 
+import processes
 from ends import serve
 from fuzz_requests import KIB, LIMITS, MIB, mutate_bytes, relayed_requests, some_requests
 from rallypoint.client.look import look
@@ -175,83 +173,55 @@ WEIGHTS = [20, 50, 15, 10, 5, 15]
 # The server
 
 
-@dataclass
 class Server:
     """A running server, and what can be seen of it from outside."""
 
-    process: subprocess.Popen[str]
-    port: int
-    log: Path
-    stats: psutil.Process = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stats = psutil.Process(self.process.pid)
+    def __init__(self, running: processes.Server) -> None:
+        self.process, self.port = running.process, running.port
+        self._read_log = running.read_log
+        self._stats = psutil.Process(self.process.pid)
 
     @property
     def rss(self) -> int:
-        return int(self.stats.memory_info().rss)
+        return int(self._stats.memory_info().rss)
 
     @property
     def open_files(self) -> int:
-        return int(self.stats.num_fds()) if hasattr(self.stats, "num_fds") else 0
+        return int(self._stats.num_fds()) if hasattr(self._stats, "num_fds") else 0
 
     def check(self) -> None:
         """Raise FuzzError if it has died or logged a traceback."""
+        text = self._read_log()
         if self.process.poll() is not None:
-            raise FuzzError(f"the server died with {self.process.returncode}: {self._end_of_log()}")
-        if "Traceback" in (text := self.log.read_text()):
+            raise FuzzError(f"the server died with {self.process.returncode}: {text[-3000:]}")
+        if "Traceback" in text:
             raise FuzzError(f"the server logged an exception: {text[text.index('Traceback') :][:3000]}")
 
     def count_violations(self) -> int:
         """As the server counts them: its log leaves out lines that come too fast."""
         return look("127.0.0.1", self.port, Question(), Deadline(30.0)).error_count
 
-    def _end_of_log(self) -> str:
-        return self.log.read_text()[-3000:]
-
 
 @contextmanager
 def serving(target: str) -> Iterator[Server]:
     """A server process under LIMITS, a relay to one, or one with workers; ended when the block is left."""
-    if target != "relay":
-        how = ("--workers", "2") if target == "workers" else ("--backend", target)
-        with _running("serve", "--host", "127.0.0.1", *how) as server:
-            yield server
-        return
+    limits = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
+    workers = ["--workers", "2"] if target == "workers" else []
+    backend = target if target in BACKENDS else "auto"
     with (
-        _running("serve", "--host", "127.0.0.1") as server,
-        _running("relay", "--upstream", f"127.0.0.1:{server.port}") as relay,
+        tempfile.TemporaryFile("w+") as log,
+        processes.serving(backend, log, [*workers, *limits]) as running,
     ):
-        yield relay
-        server.check()
-
-
-@contextmanager
-def _running(*command: str) -> Iterator[Server]:
-    settings = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        with path.open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rallypoint", *command, "--port", "0", *settings],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if "serving on" not in line:
-                raise FuzzError(f"the server did not start: {line}{path.read_text()}")
-            yield Server(process, int(line.partition(" (")[0].rpartition(":")[2]), path)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-            try:
-                process.communicate(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+        server = Server(running)
+        if target == "relay":
+            with (
+                tempfile.TemporaryFile("w+") as relay_log,
+                processes.relaying(running.address, relay_log, limits) as relay,
+            ):
+                yield Server(relay)
+            server.check()
+        else:
+            yield server
 
 
 # The well-behaved client

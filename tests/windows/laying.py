@@ -88,7 +88,7 @@ def lay(folder: Path, interpreter: str) -> None:
     shutil.copy(root / "usr/x86_64-w64-mingw32/lib/zlib1.dll", root / DRIVE / "windows/system32")
     python = root / DRIVE / "python"
     _lay_library(python, interpreter)
-    _lay_dlls(python, _download_wheels(parts / "wheels", version), version)
+    _lay_dlls(python, download_wheels(parts / "wheels", version, _WHEELS), version)
     _compile(python, parts / "mingw", version)
     shutil.rmtree(parts)
 
@@ -169,7 +169,8 @@ def _write_system_files(root: Path) -> None:
         (root / "etc" / name).write_text(text, encoding="utf-8")
 
 
-def _download_wheels(folder: Path, version: str) -> list[Path]:
+def download_wheels(folder: Path, version: str, wheels: Sequence[str]) -> list[Path]:
+    """Those for Windows."""
     words = [
         "--quiet",
         "--no-deps",
@@ -177,7 +178,7 @@ def _download_wheels(folder: Path, version: str) -> list[Path]:
         "--platform=win_amd64",
         f"--python-version={version}",
     ]
-    _do([sys.executable, "-m", "pip", "download", *words, f"--dest={folder}", *_WHEELS])
+    _do([sys.executable, "-m", "pip", "download", *words, f"--dest={folder}", *wheels])
     return sorted(folder.glob("*.whl"))
 
 

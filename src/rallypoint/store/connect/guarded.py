@@ -7,8 +7,8 @@ from typing import Final
 
 from rallypoint.errors import AccessError, ConnectionLostError
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.server.guard.channel import Channel, client_channel
 from rallypoint.store.server.guard.secret import Secret, Token
+from rallypoint.store.server.guard.tls import Channel, client_channel
 
 _READ_BYTES: Final = 1 << 16
 

@@ -13,7 +13,6 @@ from rallypoint.store.server.process.hosting import (
     Lifespan,
     PreparedServer,
     ServerKind,
-    host_on,
 )
 
 RELAY = ServerKind("relay", "rallypoint.store.relay.process")
@@ -63,4 +62,4 @@ def host_store(
     """Start a store server at one of these ports; if it is to have workers, with these."""
     listeners = listen_within(host, ports, max(workers, 1))
     kind = STORE_WITH_WORKERS if workers else STORE_SERVER
-    return host_on(listeners, kind, {"workers": workers}, backend=backend, lifespan=lifespan)
+    return PreparedServer(listeners, kind).serve({"workers": workers}, backend=backend, lifespan=lifespan)

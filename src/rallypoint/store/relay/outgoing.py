@@ -24,7 +24,7 @@ from rallypoint.store.server.loops.listening import set_options
 from rallypoint.store.server.loops.loop import Loop
 
 if TYPE_CHECKING:
-    from rallypoint.store.server.guard.channel import Channel
+    from rallypoint.store.server.guard.tls import Channel
 
 Address = tuple[int, Any]
 """The family and the address of a socket."""
@@ -263,7 +263,7 @@ class Outgoing(Stream):
         if secret is None or is_plain:
             self._open()
         else:
-            from rallypoint.store.server.guard.channel import client_channel  # late: few jobs have a secret
+            from rallypoint.store.server.guard.tls import client_channel  # late: few jobs have a secret
 
             self._channel = client_channel(self._host, secret)
             self._write(self._channel.begin())

@@ -13,7 +13,7 @@ from rallypoint.store.machine.addresses import format_address, is_loopback, plai
 from rallypoint.store.server.guard.other_users import access_of_environment, looks_at_users
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.binding import listen
-from rallypoint.store.server.process.hosting import HostedServer, ServerKind, host_on
+from rallypoint.store.server.process.hosting import HostedServer, PreparedServer, ServerKind
 from rallypoint.watch.web.access import check_token
 
 _MODULES: Final = {
@@ -49,7 +49,8 @@ def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, tok
     place = open_place(host, port, token)
     kind = ServerKind("web page", "rallypoint.watch.web.serving")
     order: dict[str, object] = {"store": list(store), "token": place.token}
-    return HostedPage(host_on(place.listeners, kind, order, backend=Choice.AUTO), place.url)
+    server = PreparedServer(place.listeners, kind).serve(order, backend=Choice.AUTO)
+    return HostedPage(server, place.url)
 
 
 class Place(NamedTuple):

@@ -10,14 +10,13 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from rallypoint.errors import AccessError, ConnectionLostError, UsageError
 from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.store.machine.addresses import Address, has_left, is_local
 from rallypoint.store.machine.socket_owner import SocketTable
-from rallypoint.store.machine.users import local_user_name, user_number
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
@@ -26,6 +25,7 @@ from rallypoint.store.wire.whole import Nature, Scanner
 _GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
 _GREETING_BYTES: Final = 2_048
 """More than a greeting has."""
+_USER_FILE: Final = "/etc/passwd"
 
 
 def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
@@ -39,13 +39,17 @@ def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
 
 
 def _number_of(user: str) -> int:
-    number = user_number(user)
-    if number is None:
+    if user.isdecimal():
+        return int(user)
+    try:
+        import pwd  # late: only names need it, and Windows has none
+
+        return pwd.getpwnam(user).pw_uid
+    except (ImportError, KeyError):
         raise UsageError(
             f"{user!r} is to be trusted (--allow-user, {USERS_VARIABLE}), but this machine has no such user",
             hint="write the user's name, or the number that `id -u NAME` prints",
-        )
-    return number
+        ) from None
 
 
 def goes_plain(sock: socket.SocketType) -> bool:
@@ -177,10 +181,24 @@ def _has_left_without_asking(sock: socket.SocketType) -> bool:
 
 
 def _describe(user: int) -> str:
-    name = local_user_name(user)
+    name = _local_name_of(user)
     return f"{name} (uid {user})" if name else f"uid {user}"
 
 
 def _how_to_trust(user: int) -> str:
-    who = local_user_name(user) or user
-    return f"trust that user with --allow-user {who} or {USERS_VARIABLE}={who}"
+    name = _local_name_of(user) or user
+    return f"trust that user with --allow-user {name} or {USERS_VARIABLE}={name}"
+
+
+@lru_cache(maxsize=1024)
+def _local_name_of(user: int) -> str:
+    """The name of a user in the machine's own file of users; empty for users of other sources.
+
+    A name service is not asked: that may take seconds, in which a server would serve nobody.
+    """
+    try:
+        with open(_USER_FILE, encoding="utf-8", errors="replace") as file:
+            rows = (line.split(":", 3) for line in file)
+            return next((row[0] for row in rows if len(row) > 3 and row[2] == str(user)), "")
+    except OSError:
+        return ""

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from rallypoint.errors import AccessError, ProtocolError
 from rallypoint.store.core.clients import ClientT
-from rallypoint.store.server.guard.certificate import server_tls
-from rallypoint.store.server.guard.channel import Channel, server_channel
 from rallypoint.store.server.guard.secret import Secret
+from rallypoint.store.server.guard.tls import Channel, server_channel, server_tls
 from rallypoint.store.server.loops.link import NOT_NOW, Link, LinkOwner, Socket, read_some
 from rallypoint.store.server.loops.loop import Loop, Sliced
 from rallypoint.store.wire.opcodes import LOCKED, TLS_BYTE

@@ -7,26 +7,15 @@ import itertools
 import selectors
 import socket
 import time
+from selectors import EVENT_READ, EVENT_WRITE
 
 from rallypoint.store.server.loops.loop import Callback, Loop
 
 _MOST_FOR_SELECT = 500
 
 
-class _Watch:
-    """What a selector key carries: whom to call when."""
-
-    __slots__ = ("fd", "on_readable", "on_writable")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.on_readable: Callback | None = None
-        self.on_writable: Callback | None = None
-
-    @property
-    def events(self) -> int:
-        readable = selectors.EVENT_READ if self.on_readable else 0
-        return readable | (selectors.EVENT_WRITE if self.on_writable else 0)
+_Callbacks = dict[int, Callback]
+"""Whom to call when a file can be read or written, by the selector's events."""
 
 
 class LegacyLoop(Loop):
@@ -39,7 +28,7 @@ class LegacyLoop(Loop):
         self._selector = selectors.DefaultSelector()
         if isinstance(self._selector, selectors.SelectSelector):  # Windows: select() takes no more
             self.capacity = _MOST_FOR_SELECT
-        self._watches: dict[int, _Watch] = {}  # what is registered with the selector
+        self._watched: dict[int, _Callbacks] = {}  # by file: what is registered with the selector
         self._timers: list[tuple[float, int, Callback]] = []  # a heap; what is due at a time comes in order
         self._counter = itertools.count()
         self._stopping = False
@@ -50,14 +39,10 @@ class LegacyLoop(Loop):
         self.watch_readable(self._alarm, self._hear)
 
     def watch_readable(self, file: socket.SocketType | int, callback: Callback | None) -> None:
-        watch = self._watch(file)
-        watch.on_readable = callback
-        self._select(watch)
+        self._watch(file, EVENT_READ, callback)
 
     def watch_writable(self, file: socket.SocketType, callback: Callback | None) -> None:
-        watch = self._watch(file)
-        watch.on_writable = callback
-        self._select(watch)
+        self._watch(file, EVENT_WRITE, callback)
 
     def later(self, seconds: float, callback: Callback) -> None:
         due = time.monotonic() + seconds if seconds else 0.0
@@ -68,13 +53,13 @@ class LegacyLoop(Loop):
             ready = self._selector.select(self._patience())
             self.begin_turn()
             for key, events in ready:
-                watch: _Watch = key.data
+                callbacks: _Callbacks = key.data
                 try:
                     # Either may be gone by now, because of an event before it in this same round.
-                    if events & selectors.EVENT_READ and watch.on_readable:
-                        watch.on_readable()
-                    if events & selectors.EVENT_WRITE and watch.on_writable:
-                        watch.on_writable()
+                    if events & EVENT_READ and EVENT_READ in callbacks:
+                        callbacks[EVENT_READ]()
+                    if events & EVENT_WRITE and EVENT_WRITE in callbacks:
+                        callbacks[EVENT_WRITE]()
                 except MemoryError:
                     self.relieve()
             self._call_due()
@@ -105,21 +90,22 @@ class LegacyLoop(Loop):
     def _hear(self) -> None:
         self._alarm.recv(4096)
 
-    def _watch(self, file: socket.SocketType | int) -> _Watch:
+    def _watch(self, file: socket.SocketType | int, event: int, callback: Callback | None) -> None:
         fd = file if isinstance(file, int) else file.fileno()
-        return self._watches.get(fd) or _Watch(fd)
-
-    def _select(self, watch: _Watch) -> None:
-        known = watch.fd in self._watches
-        if not watch.events:
-            if known:
-                self._selector.unregister(watch.fd)
-                del self._watches[watch.fd]
-        elif known:
-            self._selector.modify(watch.fd, watch.events, watch)
+        known = fd in self._watched
+        callbacks = self._watched.get(fd, {})
+        if callback is None:
+            callbacks.pop(event, None)
         else:
-            self._selector.register(watch.fd, watch.events, watch)
-            self._watches[watch.fd] = watch
+            callbacks[event] = callback
+        if known and callbacks:
+            self._selector.modify(fd, sum(callbacks), callbacks)
+        elif known:
+            self._selector.unregister(fd)
+            del self._watched[fd]
+        elif callbacks:
+            self._selector.register(fd, sum(callbacks), callbacks)
+            self._watched[fd] = callbacks
 
     def close(self) -> None:
         self._selector.close()

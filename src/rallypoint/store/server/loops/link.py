@@ -54,39 +54,22 @@ how family and type are called, for each client."""
 
 
 class LinkOwner(Protocol[ClientT]):
-    """What a link asks of the pump to which it belongs."""
+    """What a link asks of the pump to which it belongs, where each of these is documented."""
 
     loop: Loop
     core: ServerCore[ClientT]
     unanswered: set[Link[ClientT]]
     """The links that have sent something since the last tick and got no answer to it at once."""
 
-    def deliver(self) -> None:
-        """Do what the core wants done."""
-
-    def end(self, link: Link[ClientT]) -> None:
-        """Close, but not before all is sent, or the time for that is over."""
-
-    def refuse(self, link: Link[ClientT], error: ProtocolError) -> None:
-        """Close because of a violation."""
-
-    def drop(self, link: Link[ClientT]) -> None:
-        """Close at once, whatever is unsent."""
-
-    def park(self, link: Link[ClientT]) -> None:
-        """A client does not read: do not read from it, and do not go on with its requests."""
-
-    def unpark(self, link: Link[ClientT]) -> None:
-        """It does read."""
-
-    def note_error(self, client: ClientT, reason: str) -> None:
-        """A client is about to be closed because of what it did or did not do."""
-
-    def read_on(self, link: Link[ClientT]) -> None:
-        """Read from a client again whose handshake had to wait."""
-
-    def admit(self, link: Link[ClientT], data: bytes) -> None:
-        """A client behind a door is of this machine, speaks plainly, and has sent this."""
+    def deliver(self) -> None: ...
+    def end(self, link: Link[ClientT]) -> None: ...
+    def refuse(self, link: Link[ClientT], error: ProtocolError) -> None: ...
+    def drop(self, link: Link[ClientT]) -> None: ...
+    def park(self, link: Link[ClientT]) -> None: ...
+    def unpark(self, link: Link[ClientT]) -> None: ...
+    def note_error(self, client: ClientT, reason: str) -> None: ...
+    def read_on(self, link: Link[ClientT]) -> None: ...
+    def admit(self, link: Link[ClientT], data: bytes) -> None: ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

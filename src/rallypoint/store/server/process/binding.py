@@ -127,10 +127,7 @@ def _choose(host: str, port: int) -> BindAddresses:
 def try_port(host: str, port: int) -> None:
     """Raise the errors of `listen` that binding alone shows. Nobody can connect meanwhile."""
     for address in addresses_for(host).addresses:
-        try:
-            _bind(address, port).close()
-        except OSError as error:
-            raise _bind_failure(address, port, error) from error
+        reserve_again([(address, port)])[0].close()
 
 
 def adopt(fd: int) -> socket.socket:
@@ -251,12 +248,15 @@ def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
 def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
-        _allow_reuse(listener)
+        if sys.platform == "win32":
+            # There, SO_REUSEADDR would let two servers share the port.
+            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", ~4), 1)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared and sys.platform == "linux":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if listener.family == socket.AF_INET6:
-            only_v6 = address != "::"
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
         listener.bind((address, port))
     except OSError:
         listener.close()
@@ -274,14 +274,6 @@ def _sockets_for(parts: int) -> int:
     if most is None:
         return 1
     return -(-min(-(-BACKLOG // max(most, 1)), _MOST_SOCKETS) // parts) * parts
-
-
-def _allow_reuse(listener: socket.socket) -> None:
-    if sys.platform == "win32":
-        # There, SO_REUSEADDR would let two servers share the port.
-        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", ~4), 1)
-    else:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _bind_failure(

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -85,7 +86,6 @@ def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.sock
         host.answer({"error": traceback.format_exc(limit=-3)})
         raise
     life = _Life(pump, host, stays_for_clients=order["stays_for_clients"])
-    _watch_parent(loop, host, life)
 
     def tell_ready() -> None:
         signal.signal(signal.SIGTERM, lambda *_: life.wind_down())
@@ -102,15 +102,30 @@ class _Life:
         self._host = host
         self._stays_for_clients = stays_for_clients
         self._left = False
+        if sys.platform == "win32":
+            threading.Thread(target=self._await_end, daemon=True).start()
+        else:
+            pump.loop.watch_readable(host.fileno(), self._on_word)
 
-    def leave(self) -> None:
+    def _await_end(self) -> None:
+        self._host.await_end()
+        self._leave()
+
+    def _on_word(self) -> None:
+        if self._host.read_word():  # END_NOW
+            self._pump.loop.stop()
+        else:
+            self._pump.loop.watch_readable(self._host.fileno(), None)  # its end stays readable for ever
+            self._leave()
+
+    def _leave(self) -> None:
         """The parent has gone, or has let go of the server."""
         self._left = True
         if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
 
     def wind_down(self) -> None:
-        """Somebody has sent SIGTERM, maybe to all processes of the job: end with the last client.
+        """On SIGTERM, maybe to all processes of the job: end with the last client.
 
         Ranks that are told to end may need the store until they have.
         """
@@ -119,27 +134,6 @@ class _Life:
     def check(self) -> None:
         """To be called once a second."""
         if self._host.has_ended:
-            self.leave()
+            self._leave()
         if self._left and not self._pump.has_clients:
             self._pump.loop.stop()
-
-
-def _watch_parent(loop: Loop, host: Host, life: _Life) -> None:
-    if sys.platform == "win32":
-        import threading
-
-        def await_end() -> None:
-            host.await_end()
-            life.leave()
-
-        threading.Thread(target=await_end, daemon=True).start()
-        return
-
-    def hear() -> None:
-        if host.read_word():  # END_NOW
-            loop.stop()
-            return
-        loop.watch_readable(host.fileno(), None)  # its end stays readable for ever
-        life.leave()
-
-    loop.watch_readable(host.fileno(), hear)

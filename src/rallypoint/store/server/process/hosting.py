@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 
@@ -66,7 +67,7 @@ STORE_SERVER = ServerKind("store server", "rallypoint.store.server.process.child
 
 
 class ServerProcess:
-    """A server process: it waits for its order, or serves."""
+    """A server process of this process: it waits for its order, or serves."""
 
     def __init__(self, kind: ServerKind) -> None:
         self.kind = kind
@@ -74,23 +75,11 @@ class ServerProcess:
 
     @property
     def is_there(self) -> bool:
-        """Whether it has not died."""
+        """Whether it still runs."""
         return self.popen.poll() is None
 
-    def ask(self, order: dict[str, object], sockets: Sequence[socket.socket]) -> dict[str, str]:
-        """Give it its whole order, and await its answer. If there is none, it is ended.
-
-        ServerStartError if it ends, says nothing in time, or says that it failed.
-        """
-        try:
-            self.give(order, sockets)
-            return _await_answer(self.kind, self.popen)
-        except BaseException:
-            self.end()
-            raise
-
     def give(self, order: dict[str, object], sockets: Sequence[socket.socket]) -> None:
-        """Give it its whole order. It will answer."""
+        """Send it its order and the sockets to serve on. It will answer."""
         try:
             give(self.popen, order, sockets)
         except (BrokenPipeError, ConnectionResetError):
@@ -99,8 +88,41 @@ class ServerProcess:
             self.end()
             raise ServerStartError(f"the {self.kind.name} cannot be given its sockets: {error}") from error
 
+    def await_answer(self) -> dict[str, str]:
+        """Its answer to the order; ServerStartError if it ends, is silent for too long, or failed."""
+        name, deadline = self.kind.name, time.monotonic() + START_SECONDS
+        said = ""
+        while not (line := self._read_line(deadline)).startswith(ANSWER_MARK):
+            if not line:
+                raise ServerStartError(
+                    f"the {name} process ended before it was ready, {self._ending()}" + said,
+                    hint="its own message stands above, on standard error",
+                )
+            said += f"\n  it printed: {line.rstrip()}"
+        answer: dict[str, str] = json.loads(line.removeprefix(ANSWER_MARK))
+        if "error" in answer:
+            raise ServerStartError(f"the {name} process failed at its start:\n{answer['error'].rstrip()}")
+        return answer
+
+    def _read_line(self, deadline: float) -> str:
+        stdout = pipe(self.popen.stdout)
+        if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
+            with selectors.DefaultSelector() as selector:
+                selector.register(stdout, selectors.EVENT_READ)
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise ServerStartError(
+                        f"the {self.kind.name} process was not ready after {START_SECONDS:g} s",
+                        hint="is the machine out of memory or CPU time?",
+                    )
+        return stdout.readline().decode(errors="replace")
+
+    def _ending(self) -> str:
+        try:
+            return ending(self.popen.wait(_STOP_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "with its output closed"
+
     def end(self) -> None:
-        """End it."""
         end_process(self.popen, os.getpid())
 
 
@@ -135,62 +157,22 @@ def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _await_answer(kind: ServerKind, process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """The child's answer; ServerStartError if it ends, says nothing, or failed."""
-    deadline = time.monotonic() + START_SECONDS
-    said = ""
-    while not (line := _read_line(kind, process, deadline)).startswith(ANSWER_MARK):
-        if not line:
-            raise ServerStartError(
-                f"the {kind.name} process ended before it was ready, {_exit_of(process)}" + said,
-                hint="its own message stands above, on standard error",
-            )
-        said += f"\n  it printed: {line.rstrip()}"
-    answer: dict[str, str] = json.loads(line.removeprefix(ANSWER_MARK))
-    if "error" in answer:
-        raise ServerStartError(f"the {kind.name} process failed at its start:\n{answer['error'].rstrip()}")
-    return answer
-
-
-def _read_line(kind: ServerKind, process: subprocess.Popen[bytes], deadline: float) -> str:
-    stdout = pipe(process.stdout)
-    if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise ServerStartError(
-                    f"the {kind.name} process was not ready after {START_SECONDS:g} s",
-                    hint="is the machine out of memory or CPU time?",
-                )
-    return stdout.readline().decode(errors="replace")
-
-
-def _exit_of(process: subprocess.Popen[bytes]) -> str:
-    try:
-        code = process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "with its output closed"
-    return ending(code)
-
-
 def ending(code: int) -> str:
     """How a process has ended, by its exit code: `by signal SIGKILL`, `with exit code 1`."""
     return f"by signal {signal_name(-code)}" if code < 0 else f"with {exit_text(code)}"
 
 
 def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a process that was begun by the process `owner`, and wait for that."""
-    if os.getpid() != owner:  # a fork of the parent has a copy of everything, but the server is not its own
+    """End a server process that the process `owner` started, and wait for it. Does nothing in a fork."""
+    if os.getpid() != owner:
         return
     try:
         pipe(process.stdin).write(END_NOW)
     except (OSError, ValueError):  # it has ended, or its standard input is closed
         pass
     for each in (process.stdin, process.stdout):
-        try:
+        with suppress(OSError):  # what was to be written has nobody to read it any more
             pipe(each).close()
-        except OSError:  # what was to be written has nobody to read it any more
-            pass
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -296,23 +278,7 @@ def host_server(
     Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
     """
     listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
-    return host_on(listeners, STORE_SERVER, {}, backend=backend, lifespan=lifespan)
-
-
-def host_on(
-    listeners: Sequence[socket.socket],
-    kind: ServerKind,
-    order: dict[str, object],
-    *,
-    backend: Choice,
-    lifespan: Lifespan = WITH_PARENT,
-) -> HostedServer:
-    """Start a process that serves on these sockets, which are closed here.
-
-    `order` is passed on to its module.
-    """
-    ready = PreparedServer(listeners, kind)
-    return ready.serve(order, backend=backend, lifespan=lifespan)
+    return PreparedServer(listeners, STORE_SERVER).serve({}, backend=backend, lifespan=lifespan)
 
 
 def whole_order(
@@ -357,7 +323,8 @@ class PreparedServer:
         began = time.monotonic()
         try:
             whole = whole_order(order, limits_of_environment(), backend, lifespan)
-            answer = self._process.ask(whole, self._sockets)
+            self._process.give(whole, self._sockets)
+            answer = self._process.await_answer()
             server = HostedServer(self._process, self._sockets, answer["backend"])
         except BaseException:
             self.end()

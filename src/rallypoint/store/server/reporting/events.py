@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from _thread import start_new_thread
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +57,15 @@ class Events:
             self._log.close()
 
 
+def _start_thread(work: Callable[..., None], *values: object) -> None:
+    """To read a snapshot of thousands of clients takes longer than the loop may stand still.
+
+    RuntimeError if the system has no thread to give. Not by `threading`: out of memory, its threads may die
+    before they have reported that they run, and their `start` waits for that for ever.
+    """
+    start_new_thread(work, values)
+
+
 class RelayEvents:
     """Looks behind the relays of a server, as the server does not see what happens there."""
 
@@ -75,13 +85,8 @@ class RelayEvents:
             self._core.looks.start(Question(), self._take)
 
     def _take(self, snapshot: bytes) -> None:
-        """In a thread: to follow thousands of clients takes longer than the loop may stand still.
-
-        Not by `threading`: out of memory, its threads may die before they have said that they run, and their
-        `start` waits for that word for ever.
-        """
         try:
-            start_new_thread(self._follow, (snapshot,))
+            _start_thread(self._follow, snapshot)
         except RuntimeError:  # the system has no thread to give: the next look may get one
             self._next_look = 0.0
 
@@ -122,12 +127,8 @@ class StallReports:
             core.looks.start(Question(), partial(self._report, lasted))
 
     def _report(self, seconds: float, snapshot: bytes) -> None:
-        """In a thread: what a snapshot of thousands means takes longer than the loop may stand still.
-
-        `RelayEvents` says why it is not one of `threading`.
-        """
         try:
-            start_new_thread(self._judge, (snapshot, seconds))
+            _start_thread(self._judge, snapshot, seconds)
         except RuntimeError as error:  # the system has none to give
             logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
 

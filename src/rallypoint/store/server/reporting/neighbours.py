@@ -1,8 +1,8 @@
 """The processes behind the clients of this machine, found by a child process while the loop goes on.
 
-`neighbours_program` is the program that the child runs, and says what can be found. It is started only when
-a caller asks, one at a time, with a pause after each; a thread waits for it. If anything goes wrong with it,
-the answer is that no process is known. `ProcessNames` names the clients by what is found.
+`neighbours_program` is the program that the child runs, and says what can be found. `ProcessNames` starts it
+only when the core asks, one at a time, with a pause after each; a thread waits for it (`Search`). If anything
+goes wrong with it, no process is known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -25,11 +25,11 @@ from rallypoint.store.server.loops.loop import Loop
 
 logger = logging.getLogger("rallypoint.server")
 
-LIMIT_SECONDS: Final = 5.0
-"""How long a look may take. With thousands of sockets it takes less than one."""
+LIMIT_SECONDS = 5.0
+"""How long a search may take. With thousands of sockets it takes less than one."""
 
-PAUSE_SECONDS: Final = 2.0
-"""Until the next look; a caller that asks meanwhile is told what the last one has found."""
+PAUSE_SECONDS = 2.0
+"""Until the next search; meanwhile, what the last one has found is used."""
 
 _POLL_SECONDS: Final = 0.01
 _CLOSE_SECONDS: Final = 1.0
@@ -64,99 +64,31 @@ def command_for(ports: Iterable[int]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _START, path, *map(str, sorted(set(ports)))]
 
 
-class Neighbours:
-    """Finds the processes behind the clients of a server or relay, by the ports on which it listens.
+class Search(threading.Thread):
+    """One run of the program, which begins at once. When it has ended, `found` is what it has found."""
 
-    Close it before the loop.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        ports: Iterable[int],
-        *,
-        command: Sequence[str] = (),
-        limit_seconds: float = LIMIT_SECONDS,
-        pause_seconds: float = PAUSE_SECONDS,
-    ) -> None:
-        self._loop = loop
-        self._command = command or command_for(ports)
-        self._limit_seconds = limit_seconds
-        self._pause_seconds = pause_seconds
-        self._asking: list[Callable[[Found], None]] = []
-        self._found: Found = {}
-        self.began = 0.0
-        """When the look began that has found what is told, by `time.monotonic`: see `ask`."""
-        self.timed_out = False
-        """Whether that look was given up, as on a machine that is too busy: it says nothing of any client."""
-        self._look: _Look | None = None
-        self._rests_until = 0.0
-        self._has_failed = False
-
-    def ask(self, on_done: Callable[[Found], None]) -> None:
-        """Call back with what is found, in a later turn of the loop; never, if closed before that.
-
-        That may be what was found some seconds ago. It says nothing of clients that have come since that look
-        `began`: the next one finds them, and an address that is found may have been another client's before.
-        """
-        self._asking.append(on_done)
-        if len(self._asking) > 1:
-            return  # the answer to the first is the answer to all
-        if time.monotonic() >= self._rests_until:
-            self._look = _Look(self._command, self._limit_seconds)
-        self._loop.later(0, self._tell)
-
-    def close(self) -> None:
-        """End what is running; nobody is called back any more."""
-        self._asking.clear()
-        if self._look is not None:
-            self._look.close()
-            self._look = None
-
-    def _tell(self) -> None:
-        """Answer all callers, as soon as there is an answer."""
-        if self._look is not None:
-            if self._look.is_alive():
-                self._loop.later(_POLL_SECONDS, self._tell)
-                return
-            self._take(self._look)
-            self._look = None
-        asking, self._asking = self._asking, []
-        for on_done in asking:
-            on_done(self._found)
-
-    def _take(self, look: _Look) -> None:
-        self.began, self.timed_out, self._found = look.began, look.timed_out, look.found
-        self._rests_until = time.monotonic() + self._pause_seconds
-        if look.trouble and not self._has_failed:
-            self._has_failed = True
-            logger.debug("the processes behind the clients are not known: %s", look.trouble)
-
-
-class _Look(threading.Thread):
-    """One run of the program."""
-
-    def __init__(self, command: Sequence[str], limit_seconds: float) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         super().__init__(name="rallypoint-neighbours", daemon=True)
         self._command = command
-        self._limit_seconds = limit_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing = False
-        self.began = time.monotonic()
+        self.began = self.ended = time.monotonic()
+        """It says nothing of clients that have connected since it began."""
         self.found: Found = {}
-        self.trouble = ""
-        self.timed_out = False
+        self.error: Exception | None = None
+        """Why nothing was found. TimeoutExpired, if the machine is too busy, says nothing of any client."""
         try:
             self.start()
         except RuntimeError as error:  # the system has no thread to give
-            self.trouble = str(error)
+            self.error = error
 
     def run(self) -> None:
         try:
             self.found = _read(self._output())
         except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
-            self.trouble = str(error)
-            self.timed_out = isinstance(error, subprocess.TimeoutExpired)
+            self.error = error
+        finally:
+            self.ended = time.monotonic()
 
     def _output(self) -> bytes:
         with subprocess.Popen(
@@ -170,7 +102,7 @@ class _Look(threading.Thread):
             try:
                 if self._is_closing:
                     process.kill()
-                output, _ = process.communicate(timeout=self._limit_seconds)
+                output, _ = process.communicate(timeout=LIMIT_SECONDS)
             finally:
                 process.kill()
         if process.returncode:
@@ -197,37 +129,69 @@ def _read(output: bytes) -> Found:
 
 
 class ProcessNames:
-    """Names the clients of one server or relay, when somebody looks."""
+    """Names the clients of one server or relay by their processes, when a snapshot is made.
 
-    def __init__(self, loop: Loop, core: ServerCore[Any], listeners: Iterable[socket.socket]) -> None:
+    Close it before the loop.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        core: ServerCore[Any],
+        listeners: Iterable[socket.socket],
+        command: Sequence[str] = (),
+    ) -> None:
         self._loop = loop
         self._core = core
-        self._ports = [listener.getsockname()[1] for listener in listeners]
-        self._neighbours = Neighbours(loop, self._ports)
+        ports = {listener.getsockname()[1] for listener in listeners}
+        self._command = command or (command_for(ports) if ports else ())
+        self._search: Search | None = None
+        self._is_closed = False
+        self._has_failed = False
 
     def find(self) -> None:
-        """Ask the system for the clients that have no name; it knows them by the ports of the listeners."""
-        if not self._ports:
+        """Name the clients that have no name, in later turns of the loop. The core asks once at a time.
+
+        The system knows the clients by the ports of the listeners. Soon after a search, its result is used
+        again.
+        """
+        if not self._command:
             self._core.processes_found()
             return
+        if self._search is None or time.monotonic() >= self._search.ended + PAUSE_SECONDS:
+            self._search = Search(self._command)
         nameless = [each for each in self._core.clients if each.is_nameless]
-        self._neighbours.ask(partial(self._name, nameless))
+        self._loop.later(0, partial(self._await, self._search, nameless))
 
     def close(self) -> None:
-        self._neighbours.close()
+        """End what is running; nobody is named any more."""
+        self._is_closed = True
+        if self._search is not None:
+            self._search.close()
 
-    def _name(self, clients: Sequence[Client], found: Found) -> None:
+    def _await(self, search: Search, nameless: Sequence[Client]) -> None:
+        if self._is_closed:
+            return
+        if search.is_alive():
+            self._loop.later(_POLL_SECONDS, partial(self._await, search, nameless))
+            return
+        if search.error is not None and not self._has_failed:
+            self._has_failed = True
+            logger.debug("the processes behind the clients are not known: %s", search.error)
+        self._name(search, nameless)
+
+    def _name(self, search: Search, clients: Sequence[Client]) -> None:
         """Some at a time: there may be thousands."""
         for client in clients[:_NAMED_AT_ONCE]:
-            if client.since >= self._neighbours.began:
+            if client.since >= search.began:
                 continue  # the process that was found may be another one, which had this address before
             address, _, port = client.peer.rpartition(":")
-            process = found.get((address, int(port)))
-            client.tries += not self._neighbours.timed_out
+            process = search.found.get((address, int(port)))
+            client.tries += not isinstance(search.error, subprocess.TimeoutExpired)
             if process is not None and client.who is NOBODY and client in self._core.clients:
                 self._core.clients.name(client, _identity(self._core.about.host, process))
         if len(clients) > _NAMED_AT_ONCE:
-            self._loop.later(0, partial(self._name, clients[_NAMED_AT_ONCE:], found))
+            self._loop.later(0, partial(self._name, search, clients[_NAMED_AT_ONCE:]))
         else:
             self._core.processes_found()
 

@@ -30,7 +30,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psutil
 
@@ -102,13 +102,18 @@ def _plain(address: Address) -> Address:
 
 def _established() -> list[Connection]:
     try:
-        return [
-            Connection(each.laddr, each.raddr, each.pid)
-            for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
-        ]
+        return _of_clients(psutil.net_connections("tcp"))
     except psutil.AccessDenied:  # macOS shows the whole table to root alone, but each user its own processes
         return [each for pid in psutil.pids() for each in _connections_of(pid)]
+
+
+def _of_clients(connections: Iterable[Any], pid: int | None = None) -> list[Connection]:
+    """The established ones; `pid` is the process of those that name none."""
+    return [
+        Connection(each.laddr, each.raddr, getattr(each, "pid", pid))
+        for each in connections
+        if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
+    ]
 
 
 def _opener(address: Address, pid: int, parents: Mapping[int, int]) -> int:
@@ -129,11 +134,7 @@ def _opener(address: Address, pid: int, parents: Mapping[int, int]) -> int:
 @cache
 def _connections_of(pid: int) -> list[Connection]:
     try:
-        return [
-            Connection(each.laddr, each.raddr, pid)
-            for each in psutil.Process(pid).net_connections("tcp")
-            if each.status == psutil.CONN_ESTABLISHED and each.laddr and each.raddr
-        ]
+        return _of_clients(psutil.Process(pid).net_connections("tcp"), pid)
     except (psutil.Error, OSError):  # it has ended, or is another user's
         return []
 

@@ -18,10 +18,9 @@ import pytest
 from processes import BACKENDS, end
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import BindError, RallypointError, ServerStartError, UsageError
-from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process import hosting, line
 from rallypoint.store.server.process.binding import listen
-from rallypoint.store.server.process.hosting import STORE_SERVER, PreparedServer
+from rallypoint.store.server.process.hosting import STORE_SERVER, ServerProcess, host_on
 from raw import SECONDS, RawClient, is_gone, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals")
@@ -358,10 +357,10 @@ def test_many_sockets_are_handed_over_and_the_default_timeout_is_no_matter(
     try:
         listeners = listen("127.0.0.1", 0, 5)
         count = len(listeners)
-        ready = PreparedServer(listeners, STORE_SERVER)
-        process = psutil.Process(ready._process.popen.pid)
+        ready = ServerProcess(STORE_SERVER)
+        process = psutil.Process(ready.popen.pid)
         until(lambda: process.status() == psutil.STATUS_SLEEPING, "it waits for its order")
-        hosted = ready.serve({"workers": 0}, backend=Choice.AUTO)
+        hosted = host_on(listeners, STORE_SERVER, {"workers": 0}, prepared=ready)
     finally:
         socket.setdefaulttimeout(None)
     assert len(process.net_connections()) == count >= 5

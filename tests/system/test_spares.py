@@ -141,19 +141,19 @@ def test_a_relay_in_reserve_is_that_of_the_next_round(capfd: pytest.CaptureFixtu
         Endpoint("127.0.0.1", free_port()), 2, "job", hosts=True, local_address=None, seconds=60
     )
     try:
-        place.prepare_relay()
+        place.prepare_next()
         reserve = relays()
-        place.prepare_relay()
+        place.prepare_next()
         place.start_round("0-a")
         assert relays() == reserve
-        place.prepare_relay()
+        place.prepare_next()
         (lost,) = relays() - reserve
         lost.kill()
         until(lambda: lost.status() == psutil.STATUS_ZOMBIE, "the one in reserve has died", 60)
         place.start_round("1-a")
         (running,) = relays()
         assert running not in reserve
-        place.prepare_relay()
+        place.prepare_next()
     finally:
         place.close(alone=True)
     assert relays() == set()

@@ -193,7 +193,9 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         """
         self._failures.log_lost()
         self._joining.announce()
-        prepare_next_attempt()
+        if self.restarts_left != 0:
+            prepare_next_attempt()
+            self._route.prepare()
         if self._look.passed:
             self._look = Deadline(self._look_seconds)
             self._is_well = self._ask(self._meeting.wants_restart, False)

@@ -33,12 +33,12 @@ class RankRoute:
         self._place = place
         self._conf = conf
         self._has_relays = has_relays
-        self._prepares = has_relays and is_shared and not conf.workers
+        self._prepares = (has_relays or not is_shared) and not conf.workers
 
     def prepare(self) -> None:
-        """Start the process of the next round's relay, if there may be one."""
+        """Start the process of the next round's relay or store, if it needs one."""
         if self._prepares:
-            self._place.prepare_relay()
+            self._place.prepare_next()
 
     def start_store(self, assignment: Assignment) -> str:
         """Start the round's store, as its keeper; where it is."""

@@ -35,7 +35,7 @@ from rallypoint.store.connect.connecting import Attempts
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.finding import find_upstream, knows_names
-from rallypoint.store.relay.hosting import host_relay, host_store, prepare_relay
+from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
 from rallypoint.store.relay.store_with_workers import auto_workers
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import JobRound, meetings_of
@@ -44,7 +44,14 @@ from rallypoint.store.server.guard.other_users import access_of_environment
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.server.loops.backend import choose
 from rallypoint.store.server.process.binding import ANY_PORT
-from rallypoint.store.server.process.hosting import HostedServer, Lifespan, PreparedServer, host_server
+from rallypoint.store.server.process.hosting import (
+    STORE_SERVER,
+    HostedServer,
+    Lifespan,
+    ServerKind,
+    ServerProcess,
+    host_server,
+)
 
 logger = logging.getLogger("rallypoint.meeting")
 
@@ -88,7 +95,7 @@ class RendezvousPlace:
         self._kept: RoundStore | None = None  # the round whose keeper this machine is, or was
         self._round: HostedServer | None = None  # what it has as its keeper
         self._relay: HostedServer | None = None
-        self._reserve: dict[str, PreparedServer] = {}  # processes of the next relays, by where they listen
+        self._prepared: list[ServerProcess] = []  # for the next round
         self._told_lost: set[int] = set()
 
     @property
@@ -133,20 +140,26 @@ class RendezvousPlace:
         found = look(*self._places[0], Question(), Deadline(_ANSWER_SECONDS))
         return meetings_of(None, found.rosters)
 
-    def prepare_relay(self) -> None:
-        """Start the process of the relay that this machine needs next: then it is up at once.
+    _prepared_kind = RELAY
+    """What a round needs at once."""
 
-        That of the keeper listens for other machines, too. Who will be the keeper is not known yet: most
-        likely the one that holds the meeting place, or was the last. If it is another, it starts one when it
-        is told. So does one whose ports are few: another may need what would be taken in advance.
-        """
-        is_likely_keeper = self.is_here or (self._kept is not None and bool(self._kept.name))
-        host, ports = (self._here.host, self._here.ports) if is_likely_keeper else _FOR_RANKS
-        if host not in self._reserve and ports == ANY_PORT:
+    def prepare_next(self) -> None:
+        """Start the process of the relay or store that this machine needs next: then it is up at once."""
+        if not self._prepared:
             try:
-                self._reserve[host] = prepare_relay(host)
+                self._prepared.append(ServerProcess(self._prepared_kind))
             except (RallypointError, OSError):
-                pass  # if that is still so when it is needed, it is told
+                pass  # if that is still so when it is needed, it is reported
+
+    def _take_prepared(self, kind: ServerKind) -> ServerProcess | None:
+        """The process that is prepared, if it is of this kind and has not died."""
+        if not self._prepared or kind is not self._prepared_kind:
+            return None
+        process = self._prepared.pop()
+        if process.is_there:
+            return process
+        process.end()
+        return None
 
     def start_round(self, name: str, workers: int = 0, *, has_relays: bool = True) -> RoundStore:
         """Begin the store of a new round, and end what the last one had; where other machines find it.
@@ -166,15 +179,21 @@ class RendezvousPlace:
         return self._kept
 
     def _host_round(self, workers: int) -> HostedServer:
-        return _host(self._here.host, self._here.ports, workers)
+        return self._host(self._here.host, self._here.ports, workers)
+
+    def _host(self, host: str, ports: range, workers: int) -> HostedServer:
+        prepared = self._take_prepared(STORE_SERVER) if not workers else None
+        try:
+            return host_store(
+                host, ports, backend=choose(), lifespan=LIFESPAN, workers=workers, prepared=prepared
+            )
+        except (BindError, PortInUseError):
+            self._prepared += [prepared] if prepared is not None else []
+            raise
 
     def _relay_to(
         self, places: Sequence[tuple[str, int]], name: str, host: str, ports: range
     ) -> HostedServer:
-        prepared = self._reserve.pop(host, None)
-        if prepared is not None and not prepared.is_there:
-            prepared.end()
-            prepared = None
         return host_relay(
             places,
             store=name,
@@ -182,7 +201,7 @@ class RendezvousPlace:
             ports=ports,
             backend=choose(),
             lifespan=LIFESPAN,
-            prepared=prepared,
+            prepared=self._take_prepared(RELAY),
         )
 
     def start_relay(self, store: RoundStore) -> Endpoint | None:
@@ -245,9 +264,9 @@ class RendezvousPlace:
         """Let go. Servers end; unless others still use them: then they stay until those have gone."""
         self.store.close()
         self.end_relay()
-        for prepared in self._reserve.values():
-            prepared.end()
-        self._reserve.clear()
+        for process in self._prepared:
+            process.end()
+        self._prepared.clear()
         if self._round is not None and alone:
             self._round.release()
         elif self._round is not None:
@@ -260,6 +279,8 @@ class RendezvousPlace:
 class _OwnPlace(RendezvousPlace):
     """Of a job on one machine, which meets in the memory of its agent, and has its store at the endpoint."""
 
+    _prepared_kind = STORE_SERVER
+
     @property
     def is_here(self) -> bool:
         return True
@@ -267,14 +288,10 @@ class _OwnPlace(RendezvousPlace):
     def _host_round(self, workers: int) -> HostedServer:
         port = self._endpoint.port
         try:
-            return _host(self._here.host, range(port, port + 1), workers)
+            return self._host(self._here.host, range(port, port + 1), workers)
         except PortInUseError as error:
             logger.warning("%s: taking a free port instead", error.message)  # nobody else has to know it
-            return _host(self._here.host, ANY_PORT, workers)
-
-
-def _host(host: str, ports: range, workers: int) -> HostedServer:
-    return host_store(host, ports, backend=choose(), lifespan=LIFESPAN, workers=workers)
+            return self._host(self._here.host, ANY_PORT, workers)
 
 
 def workers_for(machines: int, *, have_relays: bool) -> int:

@@ -11,8 +11,9 @@ from rallypoint.store.server.process.hosting import (
     WITH_PARENT,
     HostedServer,
     Lifespan,
-    PreparedServer,
     ServerKind,
+    ServerProcess,
+    host_on,
 )
 
 RELAY = ServerKind("relay", "rallypoint.store.relay.process")
@@ -20,11 +21,6 @@ STORE_WITH_WORKERS = ServerKind("store server", "rallypoint.store.relay.store_wi
 
 UPSTREAM_SECONDS = 30.0
 """How long a relay may take to reach its upstream at its start."""
-
-
-def prepare_relay(host: str = "127.0.0.1", ports: range = ANY_PORT) -> PreparedServer:
-    """Start the process of a relay that is to listen there, for an order that comes later."""
-    return PreparedServer(listen_within(host, ports), RELAY)
 
 
 def host_relay(
@@ -36,19 +32,18 @@ def host_relay(
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     seconds: float = UPSTREAM_SECONDS,
-    prepared: PreparedServer | None = None,
+    prepared: ServerProcess | None = None,
     quiet: bool = False,
 ) -> HostedServer:
     """Start a relay on this machine, at one of these ports, for the store or relay at one of the places.
 
-    `store` names one of several stores that are there. The relay listens where `host` says, or where the
-    process does that is `prepared`. `quiet`: it does not log that the store was away for a while, as another
-    relay of this machine does. Raises BindError, or ServerStartError, also if the upstream is not
-    reached in time.
+    `store` names one of several stores that are there. The relay listens where `host` says. `quiet`: it does
+    not log that the store was away for a while, as another relay of this machine does. Raises BindError, or
+    ServerStartError, also if the upstream is not reached in time.
     """
     order: dict[str, object] = {"places": [*places], "store": store, "seconds": seconds, "quiet": quiet}
-    process = prepared or prepare_relay(host, ports)
-    return process.serve(order, backend=backend, lifespan=lifespan)
+    sockets = listen_within(host, ports)
+    return host_on(sockets, RELAY, order, backend=backend, lifespan=lifespan, prepared=prepared)
 
 
 def host_store(
@@ -58,8 +53,10 @@ def host_store(
     backend: Choice = Choice.AUTO,
     lifespan: Lifespan = WITH_PARENT,
     workers: int = 0,
+    prepared: ServerProcess | None = None,
 ) -> HostedServer:
     """Start a store server at one of these ports; if it is to have workers, with these."""
     listeners = listen_within(host, ports, max(workers, 1))
     kind = STORE_WITH_WORKERS if workers else STORE_SERVER
-    return PreparedServer(listeners, kind).serve({"workers": workers}, backend=backend, lifespan=lifespan)
+    order: dict[str, object] = {"workers": workers}
+    return host_on(listeners, kind, order, backend=backend, lifespan=lifespan, prepared=prepared)

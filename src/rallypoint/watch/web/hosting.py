@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 from rallypoint.errors import UsageError
 from rallypoint.store.machine.addresses import format_address, is_loopback, plain_host
 from rallypoint.store.server.guard.other_users import access_of_environment, looks_at_users
-from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.binding import listen
-from rallypoint.store.server.process.hosting import HostedServer, PreparedServer, ServerKind
+from rallypoint.store.server.process.hosting import HostedServer, ServerKind, host_on
 from rallypoint.watch.web.access import check_token
 
 _MODULES: Final = {
@@ -49,7 +48,7 @@ def host_web(store: tuple[str, int], host: str = "localhost", port: int = 0, tok
     place = open_place(host, port, token)
     kind = ServerKind("web page", "rallypoint.watch.web.serving")
     order: dict[str, object] = {"store": list(store), "token": place.token}
-    server = PreparedServer(place.listeners, kind).serve(order, backend=Choice.AUTO)
+    server = host_on(place.listeners, kind, order)
     return HostedPage(server, place.url)
 
 

@@ -5,8 +5,8 @@ process. The parent binds and listens, so there is no race for the port; the chi
 it is handed, says when it is ready, and ends when its parent does, however that ends, unless it was told
 to stay for its clients, or to end even before, with the connections that own it.
 
-`ServerProcess` starts a process, gives it its order, and ends it. `PreparedServer` has the sockets as well.
-`HostedServer` is a server that serves, with a count of the stores that use it.
+`ServerProcess` starts a process, gives it its order, and ends it. It can be started before it is known what
+it is to serve. `HostedServer` is a server that serves, with a count of the stores that use it.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def host_server(
     Raises PortInUseError, BindError, UsageError, or ServerStartError with the child's own words.
     """
     listeners = [adopt(listen_fd)] if listen_fd is not None else listen(host, port)
-    return PreparedServer(listeners, STORE_SERVER).serve({}, backend=backend, lifespan=lifespan)
+    return host_on(listeners, STORE_SERVER, {}, backend=backend, lifespan=lifespan)
 
 
 def whole_order(
@@ -296,56 +296,39 @@ def whole_order(
     }
 
 
-class PreparedServer:
-    """A process for a server, and the sockets on which it is to serve.
+def host_on(
+    sockets: Sequence[socket.socket],
+    kind: ServerKind,
+    order: dict[str, object],
+    *,
+    backend: Choice = Choice.AUTO,
+    lifespan: Lifespan = WITH_PARENT,
+    prepared: ServerProcess | None = None,
+) -> HostedServer:
+    """Let a process serve on these sockets, and wait until it does: the one that is prepared, or a new one.
 
-    It is started before it is known what it is to serve, where that is in a hurry later.
+    `order` is passed on to its module. The sockets are closed here.
     """
-
-    def __init__(self, sockets: Sequence[socket.socket], kind: ServerKind) -> None:
-        """`serve` and `end` close these sockets here, and so does a failure."""
-        self._sockets = sockets
+    began = time.monotonic()
+    try:
+        process = prepared or ServerProcess(kind)
         try:
-            self._process = ServerProcess(kind)
+            process.give(whole_order(order, limits_of_environment(), backend, lifespan), sockets)
+            answer = process.await_answer()
+            server = HostedServer(process, sockets, answer["backend"])
         except BaseException:
-            self._close_sockets()
+            process.end()
             raise
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it waits, and has not died."""
-        return self._process.is_there
-
-    def serve(
-        self, order: dict[str, object], *, backend: Choice, lifespan: Lifespan = WITH_PARENT
-    ) -> HostedServer:
-        """Let it serve, and wait until it does. `order` is passed on to its module."""
-        began = time.monotonic()
-        try:
-            whole = whole_order(order, limits_of_environment(), backend, lifespan)
-            self._process.give(whole, self._sockets)
-            answer = self._process.await_answer()
-            server = HostedServer(self._process, self._sockets, answer["backend"])
-        except BaseException:
-            self.end()
-            raise
-        self._close_sockets()
-        # At the end of this process it loses its standard input, and decides for itself.
-        server._stop.atexit = not lifespan.stays_for_clients
-        if answer["warning"]:
-            logger.warning("%s", answer["warning"])
-        said = (self._process.kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
-        logger.info("%s on %s (%s), process %d, up in %.2f s", *said)
-        return server
-
-    def end(self) -> None:
-        """End it."""
-        self._process.end()
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        for each in self._sockets:
+    finally:
+        for each in sockets:
             each.close()
+    # At the end of this process it loses its standard input, and decides for itself.
+    server._stop.atexit = not lifespan.stays_for_clients
+    if answer["warning"]:
+        logger.warning("%s", answer["warning"])
+    facts = (kind.name, server.places, server.backend, server.pid, time.monotonic() - began)
+    logger.info("%s on %s (%s), process %d, up in %.2f s", *facts)
+    return server
 
 
 _shared: weakref.WeakValueDictionary[int, HostedServer] = weakref.WeakValueDictionary()

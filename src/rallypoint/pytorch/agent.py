@@ -19,8 +19,10 @@ from typing import Any
 
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.options import BACKEND
+from rallypoint.launch.rendezvous.servers import prepare_first_store
 from rallypoint.launch.reports import erase_live_line, exits_of, report_exits
 from rallypoint.launch.switches import can_fork
+from rallypoint.pytorch.autoload import get_handler
 from rallypoint.pytorch.forking import number_of_ranks, prepare_template
 from rallypoint.store.machine.lifetime import on_parent_end
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret, set_process_secret
@@ -206,6 +208,8 @@ def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
     leave_signals_to_ranks()
     be_interrupted_once()
+    if "--nnodes=1" in sys.argv:
+        prepare_first_store()  # meanwhile, torch is imported
     if can_fork():
         with threads_of_ranks(sys.argv[1:]):
             import torch.distributed
@@ -216,11 +220,11 @@ def main() -> None:
     from torch.distributed.run import main as run_torchrun
 
     try:
-        from rallypoint.pytorch.plugin import create_handler
+        import rallypoint.pytorch.plugin  # noqa: F401 - it needs torch's rendezvous
     except ImportError as error:
         sys.exit(f"rallypoint: torch {torch.__version__} has no such rendezvous ({error}); 2.6 or later has")
     # An entry point has done so already, unless the package was not installed but only put on the path.
-    rendezvous_handler_registry.register(BACKEND, create_handler)
+    rendezvous_handler_registry.register(BACKEND, get_handler())
     sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
     arguments = settle_ranks(sys.argv[1:])
     be_told_once()

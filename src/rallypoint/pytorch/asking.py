@@ -189,9 +189,8 @@ def _examine_plugin(_: str) -> Facts:
     """Whether torchrun knows our rendezvous backend, and can load it."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    from rallypoint.pytorch.plugin import get_handler
+    import rallypoint.pytorch.plugin  # noqa: F401 - torchrun swallows what goes wrong here
 
-    get_handler()  # torchrun swallows what goes wrong here
     return {"backends": sorted(getattr(rendezvous_handler_registry, "_registry", ()))}
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 _OF_INJECTION = "rallypoint_hooks"
 
@@ -34,6 +36,17 @@ def activate() -> None:
                 on_failure(_report)
     except Exception:
         _warn()
+
+
+def get_handler() -> Callable[[Any], Any]:
+    """What every torchrun loads: it returns what makes a handler, and imports nothing that is not needed."""
+    return _create_handler
+
+
+def _create_handler(parameters: Any) -> Any:
+    from rallypoint.pytorch.plugin import create_handler
+
+    return create_handler(parameters)
 
 
 def substitute() -> None:

@@ -74,11 +74,6 @@ _PAUSE_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
 
 
-def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torch loads: it returns what makes a handler."""
-    return create_handler
-
-
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """A handler for torchrun's parameters."""
     try:

@@ -34,9 +34,7 @@ from rallypoint.launch.reports import WITHOUT_STORE, lost_server
 from rallypoint.store.connect.connecting import Attempts
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
-from rallypoint.store.relay.finding import find_upstream, knows_names
 from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
-from rallypoint.store.relay.store_with_workers import auto_workers
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import JobRound, meetings_of
 from rallypoint.store.rollcall.question import Question
@@ -150,6 +148,11 @@ class RendezvousPlace:
                 self._prepared.append(ServerProcess(self._prepared_kind))
             except (RallypointError, OSError):
                 pass  # if that is still so when it is needed, it is reported
+
+    def take_over(self, prepared: list[ServerProcess]) -> None:
+        """Use processes that were prepared before this place was known."""
+        self._prepared += prepared
+        prepared.clear()
 
     def _take_prepared(self, kind: ServerKind) -> ServerProcess | None:
         """The process that is prepared, if it is of this kind and has not died."""
@@ -276,6 +279,15 @@ class RendezvousPlace:
         self._round = self._server = None
 
 
+_ahead: list[ServerProcess] = []
+
+
+def prepare_first_store() -> None:
+    """Start the process of a store for a job of one machine, before there is a rendezvous."""
+    with suppress(RallypointError, OSError):  # it is reported when it is needed
+        _ahead.append(ServerProcess(STORE_SERVER))
+
+
 class _OwnPlace(RendezvousPlace):
     """Of a job on one machine, which meets in the memory of its agent, and has its store at the endpoint."""
 
@@ -296,7 +308,11 @@ class _OwnPlace(RendezvousPlace):
 
 def workers_for(machines: int, *, have_relays: bool) -> int:
     """How many workers the store of a round gets: some, if very many ranks connect to it and to no relay."""
-    return 0 if have_relays or machines < _MANY_MACHINES else auto_workers()
+    if have_relays or machines < _MANY_MACHINES:
+        return 0
+    from rallypoint.store.relay.store_with_workers import auto_workers  # late: it has all of a server
+
+    return auto_workers()
 
 
 class RoundsHere(NamedTuple):
@@ -329,12 +345,16 @@ def open_place(
     """
     if machines == 1:
         host = endpoint.host if is_this_machine(endpoint.host) else "localhost"
-        return _OwnPlace(endpoint, HashStore(seconds), None, RoundsHere(run_id, host, has_names=False))
+        own = _OwnPlace(endpoint, HashStore(seconds), None, RoundsHere(run_id, host, has_names=False))
+        own.take_over(_ahead)
+        return own
     if endpoint.host in ("0.0.0.0", "::"):
         raise UsageError(
             f"{endpoint} is no address by which other machines could reach this one",
             hint="name the machine: its host name, or its address in their network",
         )
+    from rallypoint.store.relay.finding import knows_names  # late: a job of one machine does not need it
+
     server = _hold(endpoint, seconds) if await_host(endpoint, Deadline(seconds), hosts) else None
     place = server.address if server else endpoint
     store = TCPStore(*place, timeout=seconds, role=Role.AGENT)
@@ -424,6 +444,8 @@ def open_replicated(
     By `local_address` other machines reach this one; None: by the address with which it reaches the places.
     `ports` may be opened to them. `has_relays`: the ranks have a relay, which logs when the store is away.
     """
+    from rallypoint.store.relay.finding import find_upstream
+
     if run_id == _NO_ID:
         logger.warning(
             "rallypoint: this job has no id, and would be one with another at %s that has none: "

@@ -16,6 +16,7 @@ import random
 import runpy
 import signal
 import sys
+import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
@@ -185,12 +186,13 @@ def _open_stream(number: int, name: str, mode: str, old: TextIO | None) -> TextI
     return stream
 
 
-def forget_loggers() -> None:
-    """Take away the handlers of the agent's loggers; libraries have their own."""
+def forget_parent() -> None:
+    """Drop what the forked process would do for its parent: log, and remove temporary folders at its exit."""
     for logger in (logging.root, logging.getLogger("rallypoint")):
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
 
 
 def _renew_entropy() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 from rallypoint.launch.template.fresh_process import (
     Dispositions,
-    forget_loggers,
+    forget_parent,
     inherited_dispositions,
     run_as_new_process,
     show_process,
@@ -82,7 +82,7 @@ def fork_process(
         return ForkedProcess(words, pid)
     with _exiting():
         _close_all_but(kept)
-        forget_loggers()
+        forget_parent()
         run_as_new_process(words, environ, dispositions, prepare)
     raise AssertionError  # not reached
 
@@ -249,7 +249,7 @@ def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
         if callable(signal.getsignal(number)):
             signal.signal(number, handler)
     _close_all_but(channel.fileno())
-    forget_loggers()
+    forget_parent()
     show_process(["rallypoint: template of ranks"])
     _serve(channel, setup)
 

@@ -399,6 +399,9 @@ def _receive(channel: socket.socket) -> tuple[Any, list[int]]:
         raise EOFError("its socket is closed")
     for _, _, data in rights:
         descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    with channel.makefile("rb") as stream:
-        data = stream.read(_HEADER.unpack(header)[0])
-    return pickle.loads(data), list(descriptors)  # noqa: S301 - from a process that this one has forked
+    (size,), received = _HEADER.unpack(header), bytearray()
+    while len(received) < size:  # and not more: the next message may be there already
+        if not (part := channel.recv(size - len(received))):
+            raise EOFError("its socket was closed in the middle of a message")
+        received += part
+    return pickle.loads(received), list(descriptors)  # noqa: S301 - from a process that this one has forked

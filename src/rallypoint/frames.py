@@ -27,11 +27,16 @@ class Frame:
     line: Annotated[int, Within(0, 1 << 32)]
     """0: not known."""
     function: _Text
-    source: _Text = ""
-    """Its line of code, where a traceback shows it."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}, in {self.function}" if self.function else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class QuotedFrame(Frame):
+    """One call of a traceback in a log, which may show its line of code."""
+
+    source: str = ""
 
 
 Stack = Annotated[tuple[Frame, ...], at_most(MOST_FRAMES)]

@@ -16,12 +16,12 @@ from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.report import as_json, as_text
 from rallypoint.explain.reported import LAUNCHER
 from rallypoint.explain.verdict import Explanation, Verdict
-from rallypoint.frames import Frame
+from rallypoint.frames import QuotedFrame
 from rallypoint.text import clock, columns, short_path, wrapped
 
 pytestmark = pytest.mark.windows
 
-_TRAIN = Frame("/home/alice/work/projects/training/code/train.py", 12, "step", "check(lr)")
+_TRAIN = QuotedFrame("/home/alice/work/projects/training/code/train.py", 12, "step", "check(lr)")
 _ERROR = Raised("ValueError", "learning rate 3.0 is out of range [0, 1]", 812, frames=(_TRAIN,))
 _LOGS = (Log("train.log", lines=1234),)
 _EVIL = "\x1b]0;title\x07\x08\x9b31m\u202e 配置错误"
@@ -281,7 +281,7 @@ _TEXTS = st.text(max_size=300) | st.sampled_from([_EVIL * 20, "word " * 99, "x" 
 def test_no_text_of_a_log_is_obeyed_or_wider_than_the_terminal(
     texts: list[str], width: int, everything: bool
 ) -> None:
-    frame = Frame(texts[0], 7, texts[1], texts[2])
+    frame = QuotedFrame(texts[0], 7, texts[1], texts[2])
     raised = Raised(texts[3][:50], texts[4], 8, (texts[5],), (frame,))
     process = Process(3, host=texts[6][:90])
     found = replace(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rallypoint.frames import Frame, is_library_file
+from rallypoint.frames import QuotedFrame, is_library_file
 
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
@@ -73,7 +73,7 @@ class Raised:
     """The number of its header's line."""
     more: tuple[str, ...] = ()
     """Further lines of its text."""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[QuotedFrame, ...] = ()
     """The innermost frame is the last."""
     earlier: Raised | None = None
     """The exception that it follows in a chain."""
@@ -103,13 +103,13 @@ class Raised:
         return found
 
     @property
-    def users_frame(self) -> Frame | None:
+    def users_frame(self) -> QuotedFrame | None:
         """The innermost frame of the user's own code; without one, None."""
         own = (each for each in self.frames[::-1] if not _INSTALLED.search(each.file))
         return next((each for each in own if not is_library_file(each.file)), None)
 
     @property
-    def place(self) -> Frame | None:
+    def place(self) -> QuotedFrame | None:
         """Where to look: the user's innermost frame, otherwise the innermost."""
         return self.users_frame or (self.frames[-1] if self.frames else None)
 

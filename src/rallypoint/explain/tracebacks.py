@@ -15,7 +15,7 @@ from typing import Final
 
 from rallypoint.explain.events import Raised
 from rallypoint.explain.lines import compiled, load
-from rallypoint.frames import Frame
+from rallypoint.frames import QuotedFrame
 
 _MOST_NESTED: Final = 20
 MOST_FRAMES: Final = 200
@@ -70,7 +70,7 @@ class _Exception:
     type: str = ""
     message: str = ""
     line: int = 0
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[QuotedFrame] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
     earlier: Raised | None = None
     handling: bool = False
@@ -144,7 +144,7 @@ class Reader:
         self._block: _Exception | None = None
         self._held: _Exception | None = None
         self._link: re.Match[str] | None = None
-        self._dump: list[Frame] | None = None
+        self._dump: list[QuotedFrame] | None = None
         """Frames of a thread that faulthandler shows."""
         self._quiet = 0
         """How many lines in a row were no part of an exception."""
@@ -315,8 +315,8 @@ class Reader:
             self.done.append(block.outer.folded().alone())
 
 
-def _frame(found: re.Match[str]) -> Frame:
-    return Frame(found["file"], int(found["line"]), (found.groupdict().get("function") or "").strip())
+def _frame(found: re.Match[str]) -> QuotedFrame:
+    return QuotedFrame(found["file"], int(found["line"]), (found.groupdict().get("function") or "").strip())
 
 
 def _indent(text: str) -> int:

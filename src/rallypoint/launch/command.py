@@ -155,9 +155,9 @@ def _start(command: Sequence[str], environ: Mapping[str, str], pipe: int | None)
 
 def _prepare() -> None:
     """Do what `sitecustomize` does in a process that is started."""
-    import rallypoint_hooks  # type: ignore[import-not-found]  # its folder is on the path of each job
+    import rallypoint_prepare  # type: ignore[import-not-found]  # its folder is on the path of each job
 
-    rallypoint_hooks.prepare()
+    rallypoint_prepare.prepare()
 
 
 class _SignalForwarder:

@@ -49,25 +49,6 @@ def _create_handler(parameters: Any) -> Any:
     return create_handler(parameters)
 
 
-def substitute() -> None:
-    """Patch torch's `TCPStore`, and make `rally://` known. UsageError if a variable of ours is wrong."""
-    from rallypoint.launch.switches import Patch, patch_of
-
-    patch = patch_of()
-    import torch.distributed as dist
-
-    if patch is Patch.NEVER or not dist.is_available():  # not every build has it
-        return
-    from rallypoint.pytorch.schemes import register_rally, register_schemes
-    from rallypoint.pytorch.substitution import install
-
-    install()
-    if patch is Patch.ALWAYS:
-        register_schemes()
-    else:
-        register_rally()
-
-
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
     from rallypoint.launch.reports import report_failure  # late: hardly any process fails
 
@@ -76,6 +57,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 def _try_to_substitute() -> None:
     try:
+        from rallypoint.pytorch.activation import substitute
+
         substitute()
     except Exception:
         _warn()

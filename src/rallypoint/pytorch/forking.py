@@ -12,23 +12,17 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-from rallypoint.launch.reports import folder_of
 from rallypoint.launch.switches import PRELOAD_VARIABLE, can_fork
 from rallypoint.launch.template.fresh_process import parse_command
-from rallypoint.launch.template.preloading import preloadable
+from rallypoint.launch.template.preloading import note_modules, take_report
 from rallypoint.launch.template.template import ForkedProcess, Refused, Template, start_template
 
 logger = logging.getLogger("rallypoint.run")
 
 _template: Template | None = None
 """The agent's."""
-_modules_of_template: frozenset[str] | None = None
-"""In a forked rank: the modules that it began with."""
-
-_MODULES = "modules.txt"
 
 
 def number_of_ranks(arguments: Sequence[str]) -> int:
@@ -61,31 +55,11 @@ def prepare_template() -> None:
     found.prepare(number_of_ranks(sys.argv[1:]))
 
 
-def report_modules() -> None:
-    """In a machine's first rank, if it was forked: report what it has imported, for the next attempt."""
-    folder = folder_of(os.environ)
-    if folder is None or _modules_of_template is None or os.environ.get("LOCAL_RANK") != "0":
-        return
-    names = [each for each in preloadable(sys.modules) if each not in _modules_of_template]
-    draft = folder / f"{_MODULES}.{os.getpid()}"
-    with suppress(OSError):
-        draft.write_text("\n".join(names), encoding="utf-8")
-        draft.replace(folder / _MODULES)
-
-
 def prepare_next_attempt() -> None:
     """In the agent, while its ranks run: fork those of the next attempt, with the imports of these."""
-    folder = folder_of(os.environ)
-    if _template is None:
-        return
-    _template.prepare_again()
-    if folder is None:
-        return
-    report = folder / _MODULES
-    with suppress(OSError):
-        names = report.read_text(encoding="utf-8").split()
-        report.unlink()
-        _template.preload(names)
+    if _template is not None:
+        _template.prepare_again()
+        _template.preload(take_report())
 
 
 def _fault_of_torch() -> str:
@@ -130,12 +104,13 @@ class _Clock:
 
 def _prepare_rank() -> None:
     """Do in a forked rank what `sitecustomize` does in one that is started."""
-    global _modules_of_template, _template
+    global _template
     _template = None
-    _modules_of_template = frozenset(sys.modules)
-    hooks = sys.modules.get("rallypoint_hooks")
-    if hooks is not None:
-        hooks.prepare()
+    note_modules()
+    if "rallypoint_hooks" in sys.modules:  # the launcher has put its folder on the path
+        import rallypoint_prepare  # type: ignore[import-not-found]
+
+        rallypoint_prepare.prepare()
 
 
 def _log_spawn(reason: str) -> None:

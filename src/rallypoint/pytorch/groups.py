@@ -37,7 +37,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.reports import folder_of, report_joined
 from rallypoint.launch.stacks.steps import be_rank
-from rallypoint.pytorch.forking import report_modules
+from rallypoint.launch.template.preloading import report_modules
 from rallypoint.pytorch.parameters import StoreParameters
 from rallypoint.pytorch.servers import end_left_servers
 from rallypoint.pytorch.store import PythonStore

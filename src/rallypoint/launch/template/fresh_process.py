@@ -162,9 +162,8 @@ def why_not_shown() -> str:
 def _open_streams() -> None:
     """`sys.stdin`, `sys.stdout` and `sys.stderr` over the descriptors 0, 1 and 2, unbuffered as with -u."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        old = getattr(sys, f"__{name}__")
         try:
-            new: TextIO | None = _open_stream(number, name, mode, old)
+            new: TextIO | None = _open_stream(number, name, mode)
         except OSError:  # the descriptor is closed
             new = None
         setattr(sys, name, new)
@@ -175,11 +174,12 @@ def _open_streams() -> None:
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, unbuffered, 0)
 
 
-def _open_stream(number: int, name: str, mode: str, old: TextIO | None) -> TextIO:
+def _open_stream(number: int, name: str, mode: str) -> TextIO:
     raw = io.FileIO(number, mode, closefd=False)
     raw.name = f"<{name}>"
-    encoding = getattr(old, "encoding", None) or "utf-8"
-    errors = getattr(old, "errors", None) or ("backslashreplace" if number == 2 else "strict")
+    # Those of standard input: the launcher has changed how it writes what cannot be encoded itself.
+    encoding = getattr(sys.__stdin__, "encoding", None) or "utf-8"
+    errors = "backslashreplace" if number == 2 else getattr(sys.__stdin__, "errors", None) or "strict"
     buffer: Any = raw if number else io.BufferedReader(raw)
     stream = io.TextIOWrapper(buffer, encoding, errors, newline="\n" if number else None, write_through=True)
     stream.mode = mode  # type: ignore[misc]

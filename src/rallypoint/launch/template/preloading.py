@@ -11,12 +11,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple
 
 from rallypoint.launch.environment import is_of_a_rank
+from rallypoint.launch.handover import read_handover
 
 _ACCELERATOR = re.compile(r"/dev/(nvidia-uvm|kfd|dri/render|accel|davinci|hl\d|neuron)")
 """Device files that a process has open once it has initialised an accelerator."""
@@ -42,15 +42,44 @@ def why_unsafe() -> str:
     return ""
 
 
-def preloadable(modules: Mapping[str, ModuleType]) -> list[str]:
-    """The modules of installed packages, in the order of their imports."""
+_modules_of_template: frozenset[str] | None = None
+"""In a forked rank: the modules that it began with."""
+_REPORT = "modules.txt"
+
+
+def note_modules() -> None:
+    """In a forked rank, at its start: note what the template had imported."""
+    global _modules_of_template
+    _modules_of_template = frozenset(sys.modules)
+
+
+def report_modules() -> None:
+    """In a machine's first rank, if it was forked: report which packages it has imported itself."""
+    folder = read_handover(os.environ).reports
+    if folder is None or _modules_of_template is None or os.environ.get("LOCAL_RANK") != "0":
+        return
     sites = tuple(entry + os.sep for entry in sys.path if os.path.basename(entry).endswith("-packages"))
-    return [
-        name
-        for name, module in list(modules.items())
-        if (getattr(module, "__file__", None) or "").startswith(sites)
-        and name.replace(".", "_").isidentifier()
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    names = [
+        each for each, file in files.items() if each not in _modules_of_template and file.startswith(sites)
     ]
+    draft = folder / f"{_REPORT}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        draft.write_text("\n".join(names), encoding="utf-8")
+        draft.replace(folder / _REPORT)
+
+
+def take_report() -> list[str]:
+    """In the agent: the modules that a rank has reported, once, in the order of their imports."""
+    folder = read_handover(os.environ).reports
+    if folder is None:
+        return []
+    try:
+        names = (folder / _REPORT).read_text(encoding="utf-8").split()
+        (folder / _REPORT).unlink()
+    except OSError:
+        return []
+    return names
 
 
 def import_all(modules: Sequence[str]) -> Unsafe | None:

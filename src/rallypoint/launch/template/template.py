@@ -167,9 +167,10 @@ class Template:
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules in a new template, which replaces this one once it has them; returns at once."""
-        self._modules = [each for each in modules if each.partition(".")[0] not in self._excluded]
-        if self._successor is not None or not self._modules:
+        wanted = [each for each in modules if each.partition(".")[0] not in self._excluded]
+        if self._successor is not None or not wanted:
             return
+        self._modules = wanted
         ours, theirs = socket.socketpair()
         with theirs, contextlib.suppress(OSError):
             _send(self._channel, Preload(self._modules), [theirs.fileno()])

@@ -17,34 +17,6 @@ if False:  # typing would cost more than all the rest
     from typing import Any
 
 
-def prepare() -> None:
-    """Prepare a process of a job. Nothing is imported before it is needed."""
-    if os.environ.get("RALLYPOINT_PATCH") != "never":
-        after_import("torch.distributed", _try_to_substitute)
-    job = os.environ.get("RALLYPOINT_JOB")
-    if job:
-        on_failure(_report)
-        folder, signals = read_job(job)
-        rank = os.environ.get("RANK", "")
-        if rank.isdecimal() and signals:
-            answer_for_stacks(folder, int(rank), signals)
-
-
-def _try_to_substitute() -> None:
-    try:
-        from rallypoint.pytorch.autoload import substitute
-
-        substitute()
-    except Exception as error:
-        print(f"rallypoint: this process runs without Rallypoint: {error!r}", file=sys.stderr)  # noqa: T201
-
-
-def _report(*exception: object) -> bool:
-    from rallypoint.launch.reports import report_failure
-
-    return report_failure(*exception)  # type: ignore[arg-type]
-
-
 def after_import(name: str, act: Callable[[], None]) -> None:
     """Call `act` once, when the module `name` has been imported: now, if that is so already."""
     if name in sys.modules:

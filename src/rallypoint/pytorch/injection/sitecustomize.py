@@ -10,9 +10,9 @@ import sys
 
 
 def _prepare() -> None:
-    import rallypoint_hooks  # type: ignore[import-not-found]  # it stands beside this file
+    import rallypoint_prepare  # type: ignore[import-not-found]  # it stands beside this file
 
-    rallypoint_hooks.prepare()
+    rallypoint_prepare.prepare()
 
 
 def _run_next() -> None:

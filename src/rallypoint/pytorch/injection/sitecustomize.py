@@ -16,7 +16,7 @@ def _prepare() -> None:
 
 
 def _run_next() -> None:
-    import rallypoint_hooks
+    import rallypoint_hooks  # type: ignore[import-not-found]
 
     rallypoint_hooks.run_next_sitecustomize(__file__)
 

@@ -360,6 +360,25 @@ def test_torchrun_tells_who_is_expected_and_unmodified_ranks_are_found(tmp_path:
 
 
 @pytest.mark.slow
+def test_two_machines_with_relays_know_who_is_missing(tmp_path: Path) -> None:
+    endpoint = Endpoint("localhost", free_port())
+    options = ["--nnodes=2", "--nproc-per-node=2", f"--rdzv-endpoint={endpoint}", *_BACKEND]
+    with job(tmp_path) as running:
+        for number in range(2):
+            running.start(HELD_BACK, [*options, f"--rdzv-conf=rank={number}", "--local-addr=127.0.0.1"])
+        running.await_listening(str(endpoint))
+        roll = _await_joined(endpoint, 3)
+        assert [(each.rank, each.host) for each in roll.missing] == [(3, HOST)]
+        assert (roll.expected, roll.unknown) == (4, 0)
+        assert [each.host for each in roll.machines] == [HOST], "a machine goes by one name"
+        assert len(_look(endpoint).relays) == 2
+        own, meeting = judge(_look(endpoint)).meetings
+        assert [(each.expected, each.joined) for each in (own, meeting)] == [(2, (HOST, HOST))] * 2
+        (tmp_path / "go").touch()
+        assert running.wait() == [0, 0], running.logs()
+
+
+@pytest.mark.slow
 def test_ranks_behind_relays_name_who_is_missing_and_so_does_the_launcher(tmp_path: Path) -> None:
     """In torch's own error, where the client is ours."""
     options = ["--nnodes=2", "--nproc-per-node=2", f"--rdzv-endpoint=localhost:{free_port()}"]

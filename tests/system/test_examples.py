@@ -1,7 +1,9 @@
 """The training examples: each is run as its docstring says, on the CPU, and has to learn something.
 
-Two ranks of the sharded optimizers also have to get what one rank gets; they meet at a Rallypoint server.
-What all ranks would get wrong together is tested on its own: the arithmetic of AdamW, and Newton-Schulz.
+The sharded optimizers also have to get what one rank gets. Two ranks really run for that, and meet at a
+Rallypoint server. Other numbers of ranks, and backends without a reduce-scatter, are threads that share a
+blackboard. What all ranks would get wrong together is tested on its own: the arithmetic of AdamW, and
+Newton-Schulz.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
@@ -263,3 +268,100 @@ def test_adamw_is_that_of_torch(sharded: ModuleType) -> None:
         options = {**settings, "beta1": 0.9, "beta2": 0.95, "lr": 0.1, "weight_decay": 0.01}
         adamw(theirs, gradients, averages, squares, [], counts, **options)
         torch.testing.assert_close([each.detach() for each in ours], theirs)
+
+
+class _Blackboard:
+    """Collectives between threads, under the names that `torch.distributed` has for them."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size, timeout=10)
+        self._board: list[torch.Tensor] = [torch.empty(0)] * world_size
+        self._thread = threading.local()
+
+    def join(self, rank: int) -> None:
+        """This thread is that rank."""
+        self._thread.rank = rank
+
+    def _exchange(self, own: torch.Tensor) -> list[torch.Tensor]:
+        self._board[self._thread.rank] = own.clone()
+        self._barrier.wait()  # all have written
+        everything = list(self._board)
+        self._barrier.wait()  # all have read
+        return everything
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self._exchange(tensor)).sum(0))
+
+    def reduce_scatter(self, output: torch.Tensor, parts: list[torch.Tensor]) -> None:
+        output.copy_(torch.stack(self._exchange(torch.stack(parts))).sum(0)[self._thread.rank])
+
+    def all_gather(self, parts: list[torch.Tensor], own: torch.Tensor) -> None:
+        for part, theirs in zip(parts, self._exchange(own), strict=True):
+            part.copy_(theirs)
+
+
+_STEPS = 4
+_SHAPES = (
+    (6, 4),
+    (6, 4),
+    (4, 6),
+    (6, 4),
+    (5,),
+    (4, 3),
+)  # three matrices alike, one alone; 17 numbers for AdamW
+
+
+def _train(sharded: ModuleType, ranks: Any, gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The parameters, after both optimizers took steps by these gradients."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in _SHAPES]
+    optimizers = (sharded.ShardedMuon(parameters[:4], ranks), sharded.ShardedAdamW(parameters[4:], ranks))
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad += gradient
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@pytest.fixture(params=[True, False], ids=["reduce-scatter", "all-reduce"])
+def run_threads(
+    request: pytest.FixtureRequest, sharded: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[list[torch.Tensor]]]:
+    """Call a function for each rank, in threads; what they got. With a reduce-scatter, and without."""
+
+    def run_threads(world_size: int, work: Callable[[Any], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        blackboard = _Blackboard(world_size)
+        monkeypatch.setattr(sharded, "dist", blackboard)
+
+        def run(rank: int) -> list[torch.Tensor]:
+            blackboard.join(rank)
+            return work(sharded.Ranks(rank, world_size, torch.device("cpu"), "gloo", request.param))
+
+        with ThreadPoolExecutor(world_size) as threads:
+            return list(threads.map(run, range(world_size)))
+
+    return run_threads
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_any_number_of_ranks_gets_what_one_gets(
+    sharded: ModuleType, run_threads: Callable[..., list[list[torch.Tensor]]], world_size: int
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    stacks = [
+        [torch.randn(world_size, *shape, generator=generator) for shape in _SHAPES] for _ in range(_STEPS)
+    ]
+    alone = sharded.Ranks(0, 1, torch.device("cpu"), "none", scatters=False)
+    expected = _train(sharded, alone, [[stack.mean(0) for stack in step] for step in stacks])
+    for result in run_threads(
+        world_size,
+        lambda ranks: _train(sharded, ranks, [[stack[ranks.rank] for stack in step] for step in stacks]),
+    ):
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_are_averaged(run_threads: Callable[..., list[list[torch.Tensor]]]) -> None:
+    """On its own, because neither optimizer would notice a sum: both make little of a gradient's length."""
+    parts = run_threads(2, lambda ranks: [ranks.reduce_scatter(torch.arange(4.0) * (1 + ranks.rank))])
+    assert torch.cat([part for [part] in parts]).tolist() == [0.0, 1.5, 3.0, 4.5]

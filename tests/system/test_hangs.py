@@ -11,10 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from jobs import SECONDS, Job, free_port, job
 from namespaces import Machine, two_machines
 from rallypoint.launch.stacks.movement import PATIENCE
+from rallypoint.watch.web.serving import watch_store
+from web_browser import browsing, looking
+from web_stores import page_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it asks as Linux does")
 
@@ -24,7 +28,7 @@ LATE = 5.0
 """How long after the stall time it may be said."""
 
 SCRIPT = r"""
-import os, re, signal, sys, time
+import os, re, signal, sys, threading, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 import rallypoint
@@ -33,6 +37,7 @@ how, fifo, mark = sys.argv[1:]
 dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("TIMEOUT", "1800"))))
 group = dist.new_group(timeout=timedelta(seconds=4)) if how == "group" else None
 odd = dist.get_rank() == dist.get_world_size() - 1
+lock = threading.Lock()
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -40,18 +45,33 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return open(fifo).read()  # loader's child
 
+def hold():
+    with lock:
+        time.sleep(1000)  # lock's holder
+
 def load_batch():
     open(mark, "w").close()
     if how in ("sleep", "group"):
         time.sleep(1000)  # sleep
     if how == "fifo":
         open(fifo).read()  # fifo
+    if how == "input":
+        os.dup2(os.open(fifo, os.O_RDWR), 0)
+        input()  # input
+    if how == "python":
+        while True: pass  # python
     if how == "gil":
         re.match("(a+)+$", "a" * 60 + "b")  # gil
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)  # stop
     if how == "collective":
         dist.broadcast(torch.ones(4), 0)  # collective
     if how == "order":
         dist.barrier()  # order
+    if how == "lock":
+        threading.Thread(target=hold, daemon=True).start()
+        while not lock.locked(): time.sleep(0.01)
+        lock.acquire()  # lock
     if how == "loader":
         next(iter(torch.utils.data.DataLoader(Data(), num_workers=1)))  # loader
     if how == "kill":
@@ -108,12 +128,16 @@ def begin(
 
 
 WAYS = {
+    "sleep": "sleep()",
     "fifo": "open() of ",
+    "input": "read() of standard input",
+    "python": "runs, at ",
     "collective": "broadcast <- ",
     "order": "barrier <- ",
+    "lock": "  another thread of rank 3: hold (train.py:",
     "loader": "__getitem__ (train.py:",
 }
-"""What is said besides the line, of ways that need torch; `test_stacks_asked` has others."""
+"""What is said besides the line."""
 
 
 def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path: Path) -> None:
@@ -126,16 +150,18 @@ def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", [*WAYS, "gil"])
 def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
+    # A rank that computes is given three times as long.
+    seconds = STALL / PATIENCE if how in ("python", "gil") else STALL
     with job(tmp_path) as running:
-        mark = begin(running, tmp_path, how, ["--nproc-per-node=4", STALL_AFTER])
+        mark = begin(running, tmp_path, how, ["--nproc-per-node=4", f"--stall-after={seconds}"])
         seconds = await_stall(running, mark, f"(train.py:{line_of(how)}) <- train (train.py:")
         log = running.log()
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
     assert f"3 of 4 ranks wait in all_reduce (train.py:{line_of('all wait')}, step 200), for " in log
     assert re.search(r"; rank 3 on \S+ is elsewhere:\n", log)
-    assert WAYS[how] in log
+    assert WAYS.get(how, "") in log
     assert log.count("is elsewhere") == 1
 
 
@@ -268,6 +294,17 @@ def test_ranks_that_were_spawned_and_get_their_number_as_an_argument(
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        mark = begin(running, tmp_path, "stop", ["--nproc-per-node=4", STALL_AFTER])
+        seconds = await_stall(running, mark, "is stopped (by SIGSTOP, or Ctrl-Z)")
+        log = running.log()
+    assert STALL <= seconds <= STALL + LATE, (seconds, log)
+    assert re.search(r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ does not answer:\n", log)
+    assert re.search(r"; last seen .* ago in load_batch", log)
+
+
+@pytest.mark.slow
 def test_under_a_torchrun_of_the_users_own_the_report_names_where_to_look(tmp_path: Path) -> None:
     """The store is torch's, which nobody can look at."""
     with job(tmp_path) as running:
@@ -302,6 +339,27 @@ def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None
             running, mark, f"rank 3 was last seen in load_batch (train.py:{line_of('kill')})"
         )
     assert STALL <= seconds <= STALL + LATE
+
+
+@pytest.mark.slow
+def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
+    with browsing() as browser, job(tmp_path) as running:
+        begin(running, tmp_path, "sleep", ["--nproc-per-node=4", STALL_AFTER])
+        running.await_text("see `rallypoint stacks ")
+        [(host, port)] = re.findall(r"rallypoint stacks ([^\s`]+):(\d+)`", running.log())
+        place = f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:"
+        with page_of(watch_store((host, int(port)))) as url, looking(browser, url) as look:
+            expect(look.page.locator("#stall-text")).to_contain_text("3 of 4 ranks wait in all_reduce")
+            expect(look.page.locator("#stall-text")).to_contain_text(place)
+            rows = look.page.locator("#work-list > li")
+            expect(rows).to_have_count(2)
+            expect(rows.first).to_contain_text(re.compile(r"rank 3 on \S+ is elsewhere, in"))
+            expect(rows.first).to_contain_text(place)
+            expect(rows.last).to_contain_text("3 of 4 ranks wait for others in")
+            rows.first.locator("button").click()
+            frame = look.page.locator("#details-stacks .frames > li").first
+            expect(frame).to_contain_text("load_batch")
+            expect(frame).to_contain_text(f"train.py:{line_of('sleep')}")
 
 
 def begin_on_both(running: Job, folder: Path, how: str, machines: list[Machine]) -> Path:

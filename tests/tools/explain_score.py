@@ -1,4 +1,8 @@
-"""How well `rallypoint explain` does on the logs of tests/explain/corpus: `make explain-score`."""
+"""How well `rallypoint explain` does on the logs of tests/explain/corpus: `make explain-score`.
+
+A trivial program is measured beside it, which shows what the knowledge and the rules are worth: it names the
+first exception that is not a launcher's report, otherwise the first line with an alarming word.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -27,7 +31,7 @@ OUTCOMES: Final = (RIGHT, CONSEQUENCE, UNKNOWN, WRONG, ALL_CLEAR)
 
 @dataclass(frozen=True)
 class Said:
-    """What `rallypoint explain` says of a log."""
+    """What a program says of a log."""
 
     found: bool
     """Whether it says that anything is wrong."""
@@ -38,6 +42,12 @@ class Said:
     stops: bool = False
     """Whether it says that the log stops before the work ends."""
     advice: str = ""
+
+
+Program = Callable[[Sample], Said]
+
+
+# Programs --------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -65,6 +75,31 @@ def _named(sample: Sample, verdict: Verdict) -> str:
     return "\n".join(texts)
 
 
+_EXCEPTION: Final = re.compile(
+    r"(?:^|[\s:\]>)])((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?:: |\s*$)"
+)
+_WRAPPERS: Final = re.compile(
+    r"ChildFailedError|CalledProcessError|ProcessRaisedException|SystemExit|RayTaskError"
+)
+_ALARMING: Final = re.compile(
+    r"error|fail|fatal|exception|abort|killed|cannot|can't|could not|denied", re.IGNORECASE
+)
+
+
+def trivial(sample: Sample) -> Said:
+    """What a few lines of Python say."""
+    lines = sample.text.split("\n")
+    in_traceback = False
+    for line in lines:
+        in_traceback = in_traceback or "Traceback (most recent call last)" in line
+        if in_traceback and (found := _EXCEPTION.search(line)):
+            in_traceback = False
+            if not _WRAPPERS.search(found[1]):
+                return Said(True, line)
+    first = next(filter(_ALARMING.search, lines), None)
+    return Said(first is not None, first)
+
+
 # Scores ----------------------------------------------------------------------------------------------------
 
 
@@ -84,14 +119,14 @@ def is_helpful(sample: Sample, said: Said) -> bool:
     return re.search(sample["words"], said.advice, re.IGNORECASE) is not None
 
 
-def alarms(logs: Sequence[Sample]) -> list[str]:
-    """The names of healthy logs that are taken for failing ones."""
-    return [each.name for each in logs if not each.is_failing and explained(each).found]
+def alarms(logs: Sequence[Sample], program: Program = explained) -> list[str]:
+    """The names of healthy logs that the program takes for failing ones."""
+    return [each.name for each in logs if not each.is_failing and program(each).found]
 
 
-def score(logs: Sequence[Sample]) -> dict[str, int]:
+def score(logs: Sequence[Sample], program: Program = explained) -> dict[str, int]:
     """How many logs have each outcome, and other numbers."""
-    failing = [(each, explained(each)) for each in logs if each.is_failing]
+    failing = [(each, program(each)) for each in logs if each.is_failing]
     outcomes = [(outcome(each, said), each, said) for each, said in failing]
     counts = Counter(name for name, _, _ in outcomes)
     return {
@@ -102,21 +137,21 @@ def score(logs: Sequence[Sample]) -> dict[str, int]:
         ),
         "helpful advice": sum(is_helpful(each, said) for each, said in failing),
         "healthy logs": len(logs) - len(failing),
-        "false alarms": len(alarms(logs)),
+        "false alarms": len(alarms(logs, program)),
     }
 
 
 # Output ----------------------------------------------------------------------------------------------------
 
 
-def _table(scores: dict[str, int]) -> str:
-    rows = []
+def _table(scores: dict[str, int], others: dict[str, int]) -> str:
+    rows = [f"{'':42}{'explain':>12}{'trivial program':>20}"]
     for name, count in scores.items():
         if name.endswith(" logs"):
             of = count
             rows.append(f"{name:42}{count:7}")
         else:
-            rows.append(f"{name:42}{count:7}{count / of:5.0%}")
+            rows.append(f"{name:42}{count:7}{count / of:5.0%}{others[name]:15}{others[name] / of:5.0%}")
     return "\n".join(rows)
 
 
@@ -141,12 +176,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parts = [WORK, REPRODUCED] if options.work else [HELD_OUT]
-    scores = {part: score(samples(part)) for part in parts}
+    scores = {part: (score(samples(part)), score(samples(part), trivial)) for part in parts}
     if options.json:
-        print(json.dumps(scores))
+        print(
+            json.dumps(
+                {part: {"explain": ours, "trivial": others} for part, (ours, others) in scores.items()}
+            )
+        )
         return 0
-    for part, counts in scores.items():
-        print(f"{part}\n{_table(counts)}\n")
+    for part, both in scores.items():
+        print(f"{part}\n{_table(*both)}\n")
         if options.work:
             print(*_misses(samples(part)), "", sep="\n")
     return 0

@@ -16,8 +16,8 @@ import pytest
 
 from rallypoint.errors import UsageError
 from rallypoint.store.rollcall.events import Connected, Erred, Event, Left, Lost
-from rallypoint.store.server.reporting import event_file as eventlog
-from rallypoint.store.server.reporting.event_file import EventLog
+from rallypoint.store.server import events as eventlog
+from rallypoint.store.server.events import EventLog
 from startups import from_line
 
 pytestmark = pytest.mark.windows
@@ -193,7 +193,7 @@ def test_events_that_find_no_memory_are_counted_and_the_next_ones_written(
     path = tmp_path / "events.jsonl"
     log = EventLog(path)
     with monkeypatch.context() as starved:
-        starved.setattr(eventlog, "to_line", run_out)
+        starved.setattr("rallypoint.store.rollcall.events.to_line", run_out)
         log.put(Left(1.0, 1))
         assert failed.wait(60)
     log.put(Left(1.0, 2))
@@ -222,7 +222,7 @@ _FULL = """
 import resource, sys
 from pathlib import Path
 from rallypoint.store.rollcall.events import Left
-from rallypoint.store.server.reporting.event_file import EventLog
+from rallypoint.store.server.events import EventLog
 
 path = Path(sys.argv[1])
 log = EventLog(path)

@@ -16,8 +16,7 @@ import pytest
 
 from rallypoint.store.machine import resources
 from rallypoint.store.server.loops.backend import Choice, make_loop
-from rallypoint.store.server.loops.loop import Loop
-from rallypoint.store.server.loops.readers import make_sending
+from rallypoint.store.server.loops.loop import Loop, make_sending
 
 SECONDS = 20.0
 

@@ -24,8 +24,8 @@ from rallypoint.store.machine.resources import memory_bytes
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.server.loops import loop as loops
 from rallypoint.store.server.loops import pump as pumps
-from rallypoint.store.server.loops.legacy import LegacyLoop
 from rallypoint.store.server.loops.link import Link
+from rallypoint.store.server.loops.loop import LegacyLoop
 from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.wire.encoding import VALIDATE, blob, counted_request, request
 from rallypoint.store.wire.limits import Limits

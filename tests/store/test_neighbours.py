@@ -23,10 +23,10 @@ import pytest
 from processes import end, has_ipv6
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.rollcall.identity import NOBODY, Identity
+from rallypoint.store.server import neighbours, neighbours_program
 from rallypoint.store.server.loops.backend import Choice, make_loop
-from rallypoint.store.server.reporting import neighbours, neighbours_program
-from rallypoint.store.server.reporting.neighbours import Found, Process, ProcessNames, Search, command_for
-from rallypoint.store.server.reporting.neighbours_program import (
+from rallypoint.store.server.neighbours import Found, Process, ProcessNames, Search, command_for
+from rallypoint.store.server.neighbours_program import (
     Connection,
     Family,
     Variables,

@@ -31,7 +31,7 @@ from rallypoint.store.machine import socket_owner
 from rallypoint.store.machine.socket_owner import SocketTable
 from rallypoint.store.relay.outgoing import Outgoing
 from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
-from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.server.loops.loop import LegacyLoop
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import READY, Op
 from raw import SECONDS, RawClient

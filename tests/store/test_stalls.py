@@ -18,7 +18,7 @@ from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.server.reporting.events import Events, RelayEvents, StallReports
+from rallypoint.store.server.events import Events, RelayEvents, StallReports
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op

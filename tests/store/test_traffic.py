@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from rallypoint.store.core.traffic import MARK_SECONDS, Traffic
 from rallypoint.store.core.turn import Durations, Turn
-from rallypoint.store.server.loops.legacy import LegacyLoop
-from rallypoint.store.server.loops.libuv import LibuvLoop
-from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.loop import LegacyLoop, LibuvLoop, Loop
 from rallypoint.store.wire.opcodes import Op
 
 pytestmark = pytest.mark.windows

@@ -26,10 +26,10 @@ from rallypoint.errors import UsageError
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.addresses import format_address, is_everywhere
 from rallypoint.store.relay.store_with_workers import auto_workers, make_server, parse_workers
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.loops.pump import about_this_process
 from rallypoint.store.server.process.binding import describe, reachable_at, reserve
 from rallypoint.store.server.process.startup import EVENTS_VARIABLE
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits
 
 

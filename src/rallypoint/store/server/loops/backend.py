@@ -11,9 +11,12 @@ import sys
 from collections.abc import Mapping
 from enum import Enum
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rallypoint.errors import UsageError
-from rallypoint.store.server.loops.loop import Loop
+
+if TYPE_CHECKING:
+    from rallypoint.store.server.loops.loop import Loop
 
 VARIABLE = "USE_LIBUV"
 
@@ -55,15 +58,11 @@ def parse_switch(text: str, source: str) -> bool:
 
 def make_loop(choice: Choice) -> tuple[Loop, str]:
     """The loop for a choice, and a warning if it is not what was asked for (else an empty text)."""
-    from rallypoint.store.server.loops.legacy import LegacyLoop  # late: a client only makes its choice
+    from rallypoint.store.server.loops.loop import LegacyLoop, LibuvLoop  # late: a client only chooses
 
     if choice is Choice.LEGACY:
         return LegacyLoop(), ""
     try:
-        from rallypoint.store.server.loops.libuv import (
-            LibuvLoop,  # late: it imports asyncio, which takes its time
-        )
-
         return LibuvLoop(LOOP_PACKAGE), ""
     except ImportError as error:
         warning = (
@@ -77,7 +76,6 @@ def load_loop() -> None:
     """Import what the loop takes that the environment asks for, so that `make_loop` need not."""
     try:
         if choose() is not Choice.LEGACY:
-            import_module("rallypoint.store.server.loops.libuv")
             import_module(LOOP_PACKAGE)
     except (ImportError, UsageError):
         pass  # whoever makes the loop says so

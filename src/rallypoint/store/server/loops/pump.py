@@ -27,13 +27,13 @@ from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.machine.addresses import is_within_machine
+from rallypoint.store.server.events import Events, RelayEvents, StallReports
 from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.store.server.loops.backlog import Backlog, Reason
 from rallypoint.store.server.loops.link import Link, Socket
 from rallypoint.store.server.loops.listening import Arrival, Listening
 from rallypoint.store.server.loops.loop import SLICE, Callback, Loop, Sliced
-from rallypoint.store.server.reporting.events import Events, RelayEvents, StallReports
-from rallypoint.store.server.reporting.neighbours import ProcessNames
+from rallypoint.store.server.neighbours import ProcessNames
 
 if TYPE_CHECKING:
     from rallypoint.store.server.loops.guarded import Door

@@ -15,10 +15,10 @@ from typing import Final
 
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.store.core.store import Connection, Core
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.loops.link import Link
 from rallypoint.store.server.loops.loop import Callback, Loop
 from rallypoint.store.server.loops.pump import Pump
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.encoding import VALIDATE
 
 _IDLE_TICKS: Final = 60

@@ -14,6 +14,7 @@ from typing import Any
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.core.store import Core
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.guard.secret import Secret, set_process_secret
 from rallypoint.store.server.loops.backend import Choice, make_loop
 from rallypoint.store.server.loops.loop import Loop
@@ -21,7 +22,6 @@ from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.server.loops.stores import StorePump
 from rallypoint.store.server.process.line import Host, Order
 from rallypoint.store.server.process.startup import EVENTS_VARIABLE, door_for, settle_in
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")

@@ -40,7 +40,7 @@ _NAMED_AT_ONCE: Final = 500
 _START: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from rallypoint.store.server.reporting.neighbours_program import main
+from rallypoint.store.server.neighbours_program import main
 main()
 """
 

@@ -33,7 +33,7 @@ from rallypoint.bench.results import BenchError, Results, Sample
 from rallypoint.bench.swarm import RanksAt
 from rallypoint.bench.targets import Target
 from rallypoint.errors import PortInUseError, UsageError
-from rallypoint.store.machine import interfaces, ports
+from rallypoint.store.machine import interfaces
 from raw import until
 
 # What is planned
@@ -402,7 +402,7 @@ def test_all_ranks_have_a_share_and_no_process_has_many_more(places: list[RanksA
 
 
 def test_ranks_that_need_more_ports_come_from_further_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "client_ports", lambda: (1_001, 2_000))
+    monkeypatch.setattr("rallypoint.bench.targets.client_ports", lambda: (1_001, 2_000))
     target = FakeTarget("a")
     target.port = 1
     assert target.places(900) == [("127.0.0.1", 1, "", 900)]

@@ -33,12 +33,11 @@ from processes import BACKENDS, end
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
-from rallypoint.store.access import NoUser
 from rallypoint.store.connect import connecting
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import guard as guard_socket
 from rallypoint.store.core.store import Core
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, SocketTable
 from rallypoint.store.relay.finding import find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.identity import Identity, Role

@@ -20,7 +20,7 @@ from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import Budget
-from rallypoint.store.machine.resources import memory_bytes
+from rallypoint.store.machine.system import memory_bytes
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.server.loops import loop as loops
 from rallypoint.store.server.loops import pump as pumps

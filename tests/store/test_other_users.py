@@ -26,11 +26,17 @@ from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, UsageError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.servers import open_place
-from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.store.machine import socket_owner
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, Owner, SocketTable
 from rallypoint.store.relay.outgoing import Outgoing
-from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
+from rallypoint.store.server.guard.other_users import (
+    INSECURE_VARIABLE,
+    ROOT,
+    USERS_VARIABLE,
+    Access,
+    ClientGuard,
+    access_of_environment,
+)
 from rallypoint.store.server.loops.loop import LegacyLoop
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import READY, Op

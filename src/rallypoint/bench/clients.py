@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import Load, Stopwatch
-from rallypoint.store.machine.ports import client_ports
+from rallypoint.store.machine.system import client_ports
 
 HOST: Final = "127.0.0.1"
 KEY: Final = b"/bench/key"

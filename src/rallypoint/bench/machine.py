@@ -12,8 +12,7 @@ import psutil
 
 import rallypoint
 from rallypoint.build import in_use
-from rallypoint.store.machine.ports import accept_backlog, client_ports, syn_backlog
-from rallypoint.store.machine.resources import installed
+from rallypoint.store.machine.system import accept_backlog, client_ports, installed, syn_backlog
 
 SPARE_FILES: Final = 256
 """Files of a process besides its connections."""

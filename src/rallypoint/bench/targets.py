@@ -16,7 +16,7 @@ from rallypoint.bench.clients import HOST, TORCH, Dialect
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.swarm import RanksAt
 from rallypoint.bench.workers import Worker, start
-from rallypoint.store.machine import ports as system_ports
+from rallypoint.store.machine.system import client_ports
 from rallypoint.store.relay.hosting import host_store
 from rallypoint.store.server.loops.backend import Choice
 
@@ -71,7 +71,7 @@ class Target(ABC):
 
     def places(self, ranks: int) -> list[RanksAt]:
         """Where ranks connect, and from which addresses: one address has not enough ports for all."""
-        low, high = system_ports.client_ports()
+        low, high = client_ports()
         ports = (high - low + 1) * 9 // 10
         whole, rest = divmod(ranks, ports)
         counts = [ports] * whole + [rest] * bool(rest)

@@ -11,9 +11,8 @@ from typing import Any
 
 from rallypoint.cli.command import Argument
 from rallypoint.errors import UsageError
-from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.machine.addresses import format_address, is_loopback
-from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE, USERS_VARIABLE, access_of_environment
 from rallypoint.store.server.guard.secret import job_secret, take_secret
 from rallypoint.store.server.loops.backend import Choice, choose, make_loop
 from rallypoint.store.server.loops.loop import Loop

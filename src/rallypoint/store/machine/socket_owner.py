@@ -24,11 +24,11 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from functools import cache, lru_cache
 from socket import htons
 from typing import Final
 
-from rallypoint.store.access import NoUser, Owner
 from rallypoint.store.machine.addresses import Address, is_within_machine, plain_host
 
 try:
@@ -70,6 +70,26 @@ _TOO_MANY_FILES: Final = (errno.EMFILE, errno.ENFILE)
 
 _Row = tuple[int, int, int]
 """What the kernel says of a socket: its state, its user, and its inode."""
+
+
+class NoUser(Enum):
+    """Why the system names no user for the other end of a connection."""
+
+    UNTOLD = "the system does not tell"
+    """Not on this system, not in this container, or a user whom this container has no number for."""
+
+    GONE = "the socket at the other end is closed, or hidden"
+    """The connection is within this machine, but its other end is not found, or has no owner any more.
+
+    The other end can bring that about on purpose: it closes right behind its requests, which can still be
+    read, or binds its socket to an interface. So this must not count as UNTOLD.
+    """
+
+    ELSEWHERE = "it is another machine"
+
+
+Owner = int | NoUser
+"""The number of the user at the other end of a connection, or why there is none."""
 
 
 class SocketTable:

@@ -21,7 +21,7 @@ from typing import Final
 
 from rallypoint.errors import LimitError, ServerStartError, UsageError
 from rallypoint.store.core.store import Connection, Core
-from rallypoint.store.machine.resources import usable_cores
+from rallypoint.store.machine.system import usable_cores
 from rallypoint.store.relay.outgoing import Control, Message
 from rallypoint.store.rollcall.identity import WORKER
 from rallypoint.store.server.events import Events

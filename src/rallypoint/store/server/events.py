@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import ProtocolError, UsageError
 from rallypoint.store.core.server_core import ServerCore
-from rallypoint.store.machine.open_files import open_movable
+from rallypoint.store.machine.system import open_movable
 from rallypoint.store.rollcall.question import Question
 from rallypoint.text import counted
 

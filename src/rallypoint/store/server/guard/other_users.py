@@ -1,4 +1,8 @@
-"""Keeps other users of this machine away, on both sides of a connection: `access` says whom, and why.
+"""Keeps other users of this machine away, on both sides of a connection.
+
+Everybody who has an account on a machine can connect to its loopback, and can listen there. A store server
+obeys its clients, and a job obeys what it finds in its store. So both look at the user at the other end, as
+the system tells it, before a request is carried out or sent.
 
 A server asks at each accept. A client asks twice. Before it sends anything, the server may not have accepted
 it yet, and the user is the one who listens. When the server has answered, the user is the one who answers.
@@ -10,22 +14,47 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Final
 
 from rallypoint.errors import AccessError, ConnectionLostError, UsageError
-from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.store.machine.addresses import Address, has_left, is_local
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, Owner, SocketTable
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.whole import Nature, Scanner
 
+USERS_VARIABLE: Final = "RALLYPOINT_ALLOW_USER"
+"""Names or numbers of users, with commas between them. It reaches every process of a job."""
+
+INSECURE_VARIABLE: Final = "RALLYPOINT_INSECURE"
+"""A switch. It reaches every process of a job."""
+
+ROOT: Final = 0
+
 _GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
 _GREETING_BYTES: Final = 2_048
 """More than a greeting has."""
 _USER_FILE: Final = "/etc/passwd"
+
+
+@dataclass(frozen=True)
+class Access:
+    """Whom this process lets in, and whom it connects to."""
+
+    users: frozenset[int]
+    """Users of this machine who are trusted: this process's own, root, and those who were named."""
+
+    insecure: bool = False
+    """Whether users are not looked at."""
+
+    def refuses(self, owner: Owner) -> bool:
+        """Whether nothing may be asked of, or carried out for, the process at the other end."""
+        if owner in self.users or self.insecure:  # to look up a member of an enum takes longer than this
+            return False
+        return owner is not NoUser.UNTOLD and owner is not NoUser.ELSEWHERE
 
 
 def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:

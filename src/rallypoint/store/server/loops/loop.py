@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, Final
 
 from rallypoint.store.core.turn import Durations, Turn
-from rallypoint.store.machine.resources import usable_cores
+from rallypoint.store.machine.system import usable_cores
 
 try:
     from rallypoint.store.server.loops import native

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 import rallypoint
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
-from rallypoint.store.access import Owner
 from rallypoint.store.core.clients import Client, ClientT
 from rallypoint.store.core.context import About
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.machine.addresses import is_within_machine
+from rallypoint.store.machine.socket_owner import Owner
 from rallypoint.store.server.events import Events, RelayEvents, StallReports
 from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.store.server.loops.backlog import Backlog, Reason

@@ -27,7 +27,7 @@ from rallypoint.store.machine.addresses import (
     is_own_address,
     reason_of,
 )
-from rallypoint.store.machine.ports import accept_backlog, holder_of
+from rallypoint.store.machine.system import accept_backlog, holder_of
 
 logger = logging.getLogger("rallypoint.server")
 

@@ -244,7 +244,7 @@ def test_very_many_who_leave_at_once_are_closed_in_slices(monkeypatch: pytest.Mo
         theirs.close()
         link = Link(pump, ours, core.open("client"))
         pump._links[link.client] = link
-        pump._watch(link)
+        pump.watch(link)
     seen = [pump.connections]
 
     def look() -> None:

@@ -199,7 +199,7 @@ class Head(Pump[Connection]):
             sock.close()
             return
         link = self._links[client] = Link(self, sock, client)
-        self._watch(link)
+        self.watch(link)
 
     def _tick(self) -> None:
         super()._tick()

@@ -12,12 +12,9 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rallypoint.errors import UsageError
-
-if TYPE_CHECKING:
-    from rallypoint.store.wire.preface import Right
 
 SECRET_VARIABLE: Final = "RALLYPOINT_SECRET"  # noqa: S105 - a name
 FILE_VARIABLE: Final = "RALLYPOINT_SECRET_FILE"
@@ -34,18 +31,15 @@ class Token:
 
     def __init__(self, text: str) -> None:
         """UsageError, which does not repeat the text, if it is none."""
+        from rallypoint.store.wire.preface import Right  # late: most jobs have no secret, and need no hashes
+
         digits = text.strip()
         hint = "`rallypoint secret --look` prints it"
         if not digits.startswith(_TOKEN):
             raise UsageError(f"the variable {LOOK_VARIABLE} holds no token", hint=hint)
-        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}", hint)
-
-    @property
-    def proof(self) -> tuple[Right, bytes]:
+        key = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}", hint)
+        self.proof = Right.LOOK, key
         """The right that a client asks for, and the key that it proves to have."""
-        from rallypoint.store.wire.preface import Right  # late: most jobs have no secret, and need no hashes
-
-        return Right.LOOK, self._bytes
 
 
 class Secret:
@@ -53,38 +47,22 @@ class Secret:
 
     def __init__(self, text: str, source: str) -> None:
         """UsageError, which does not repeat the text, if it is none; `source` says where it comes from."""
+        from rallypoint.store.wire.preface import Right, key_for
+
         if text.strip().startswith(_TOKEN):
             raise UsageError(
                 f"{source} holds a token, which may only look, and no secret",
                 hint=f"a token belongs into {LOOK_VARIABLE}; `rallypoint status` and `web` use it",
             )
-        self._bytes = _parse(text.strip(), source)
-
-    @property
-    def text(self) -> str:
+        secret = _parse(text.strip(), source)
+        self.text = secret.hex()
         """As it is written, for a file or a pipe."""
-        return self._bytes.hex()
-
-    @property
-    def token(self) -> str:
-        """What to give somebody who may only look."""
-        from rallypoint.store.wire.preface import Right
-
-        return _TOKEN + self.keys[Right.LOOK].hex()
-
-    @property
-    def proof(self) -> tuple[Right, bytes]:
-        """The right that a client asks for, and the key that it proves to have."""
-        from rallypoint.store.wire.preface import Right
-
-        return Right.ALL, self.keys[Right.ALL]
-
-    @property
-    def keys(self) -> dict[Right, bytes]:
+        self.keys = {right: key_for(right, secret) for right in Right}
         """For a server: the key of each right."""
-        from rallypoint.store.wire.preface import Right, key_for
-
-        return {right: key_for(right, self._bytes) for right in Right}
+        self.proof = Right.ALL, self.keys[Right.ALL]
+        """The right that a client asks for, and the key that it proves to have."""
+        self.token = _TOKEN + self.keys[Right.LOOK].hex()
+        """What to give somebody who may only look."""
 
 
 def make_secret() -> str:

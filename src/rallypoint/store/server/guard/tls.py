@@ -116,7 +116,7 @@ class Channel:
         except ssl.SSLWantReadError:
             return False
         shown = self._tls.getpeercert(binary_form=True)
-        self._preface = self._make_preface(hash_of(shown) if shown else b"")
+        self._preface = self._make_preface(_hash_of(shown) if shown else b"")
         self._write(self._preface.begin())
         return True
 
@@ -138,8 +138,9 @@ class Channel:
 
 
 def server_channel(tls: ServerTls, secret: Secret) -> Channel:
-    keys = secret.keys
-    return Channel(tls.context, lambda _: ServerPreface(keys, tls.certificate, os.urandom(NONCE_BYTES)))
+    return Channel(
+        tls.context, lambda _: ServerPreface(secret.keys, tls.certificate, os.urandom(NONCE_BYTES))
+    )
 
 
 def client_channel(host: str, secret: Secret | Token) -> Channel:
@@ -148,7 +149,7 @@ def client_channel(host: str, secret: Secret | Token) -> Channel:
     def preface(certificate: bytes) -> ClientPreface:
         return ClientPreface(*secret.proof, certificate, os.urandom(NONCE_BYTES))
 
-    return Channel(client_context(), preface, host.strip("[]"))
+    return Channel(_client_context(os.environ.get(AUTHORITY_VARIABLE)), preface, host.strip("[]"))
 
 
 def _words_for(error: ssl.SSLError) -> str:
@@ -180,7 +181,7 @@ def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
     try:
         if certificate:
             context.load_cert_chain(certificate, key or None, password=_no_password)
-            return ServerTls(context, _hash_of(Path(certificate).read_text("ascii")))
+            return ServerTls(context, _hash_of_pem(Path(certificate).read_text("ascii")))
         return ServerTls(context, _load(context, _make()))
     except (OSError, ssl.SSLError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -193,13 +194,9 @@ def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
         ) from error
 
 
-def client_context(environ: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """For clients: certificates are verified if RALLYPOINT_TLS_CA names who signs them."""
-    return _client_context(environ.get(AUTHORITY_VARIABLE))
-
-
 @lru_cache(maxsize=1)  # to make one takes as long as a fifth of a handshake
 def _client_context(authority: str | None) -> ssl.SSLContext:
+    """Certificates are verified if `authority` names the file of those who sign them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if not authority:  # the proof of the secret decides
@@ -220,15 +217,15 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted, and there is nobody to ask for its password")
 
 
-def hash_of(certificate: bytes) -> bytes:
+def _hash_of(certificate: bytes) -> bytes:
     """The hash of a certificate, as the proofs have it."""
     return sha256(certificate).digest()
 
 
-def _hash_of(pem: str) -> bytes:
+def _hash_of_pem(pem: str) -> bytes:
     """That of the first one in a text: the server's own."""
     begin = pem.index("-----BEGIN CERTIFICATE-----")
-    return hash_of(ssl.PEM_cert_to_DER_cert(pem[begin : pem.index(_END, begin) + len(_END)] + "\n"))
+    return _hash_of(ssl.PEM_cert_to_DER_cert(pem[begin : pem.index(_END, begin) + len(_END)] + "\n"))
 
 
 def _load(context: ssl.SSLContext, pem: str) -> bytes:
@@ -236,7 +233,7 @@ def _load(context: ssl.SSLContext, pem: str) -> bytes:
         path = Path(folder, "certificate.pem")
         path.write_text(pem, "ascii")  # ssl reads files alone
         context.load_cert_chain(path)
-    return _hash_of(pem)
+    return _hash_of_pem(pem)
 
 
 def _make() -> str:

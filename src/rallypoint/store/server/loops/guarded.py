@@ -112,7 +112,7 @@ class GuardedLink(Link[ClientT]):
     def shake_hands(self) -> None:
         """It is the turn of this client."""
         self._serve()
-        self._pump.read_on(self)
+        self._pump.watch(self)
 
     def give_way(self) -> None:
         """Close this client: too many handshakes are incomplete, and its own is the oldest."""

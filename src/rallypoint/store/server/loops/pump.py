@@ -14,6 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
@@ -92,14 +93,28 @@ class Pump(Generic[ClientT]):
         self._events = events or Events()
         self._relay_events = RelayEvents(core, self._events)
         self._stalls = StallReports(core, self._events)
-        self._backlog = Backlog(loop, self._watch)
+        self._backlog = Backlog(loop, self.watch)
         self.door: Door | None = None
         """What new clients come through; None: everybody comes in."""
         self._delivering = False
         self._holding = False
+        self._looking = Sliced(loop, self._look_on)
         self._rest = Sliced(loop, self._go_on)
         self._leaving: deque[Link[ClientT]] = deque()  # of clients that have ended, and are owed nothing
         self._closed = False
+        self._tasks: dict[DriverTask, Callback] = {
+            DriverTask.SNAPSHOTS: self._looking.go_on,
+            DriverTask.PROCESSES: self._names.find,
+            DriverTask.ABANDONED: loop.stop,
+            DriverTask.HOLD: partial(self._hold_readers, True),
+            DriverTask.READ_ON: partial(self._hold_readers, False),
+            DriverTask.CROWDED: partial(self._backlog.hold, True),
+            DriverTask.ROOM: partial(self._backlog.hold, False),
+            DriverTask.LIGHTEN: self._lighten,
+            DriverTask.REST: self._rest.go_on,
+            # Not before all that is ready to be read has been read: what that brings goes along.
+            DriverTask.FLUSH: partial(loop.later, 0, self._flush),
+        }
         self._set_clock()
 
     def serve(self, on_ready: Callback = lambda: None, on_tick: Callback = lambda: None) -> None:
@@ -260,7 +275,7 @@ class Pump(Generic[ClientT]):
 
     def _do(self, other: Other) -> None:
         if isinstance(other, DriverTask):
-            self._work(other)
+            self._tasks[other]()
         elif isinstance(other, Close):
             self._close_client(other)
         elif isinstance(other, GoOn):
@@ -282,25 +297,6 @@ class Pump(Generic[ClientT]):
         else:
             self._events.put(other)
 
-    def _work(self, work: DriverTask) -> None:
-        if work is DriverTask.SNAPSHOTS:
-            self.loop.later(0, self._make_snapshots)
-        elif work is DriverTask.PROCESSES:
-            self._names.find()
-        elif work is DriverTask.ABANDONED:
-            self.loop.stop()
-        elif work is DriverTask.HOLD or work is DriverTask.READ_ON:
-            self._hold_readers(work is DriverTask.HOLD)
-        elif work is DriverTask.CROWDED or work is DriverTask.ROOM:
-            self._backlog.hold(work is DriverTask.CROWDED)
-        elif work is DriverTask.LIGHTEN:
-            self._lighten()
-        elif work is DriverTask.REST:
-            self._rest.go_on()
-        elif work is DriverTask.FLUSH:
-            # Not before all that is ready to be read has been read: what that brings goes along.
-            self.loop.later(0, self._flush)
-
     def _close_client(self, close: Close[Any]) -> None:
         link = self._links.get(close.client)
         if link is not None and close.at_once:
@@ -311,19 +307,17 @@ class Pump(Generic[ClientT]):
         elif link is not None and not link.ending:
             self.refuse(link, close.error)
 
-    def _make_snapshots(self) -> None:
-        """Go on with snapshots for a moment; the rest is for the next turns."""
+    def _look_on(self) -> bool:
+        """Go on with snapshots: return whether there is more to do at once."""
         if self._closed:
-            return
-        end = time.monotonic() + SLICE
-        step: LookStep | Client = LookStep.MORE
-        while step is not LookStep.DONE and step is not LookStep.IDLE and time.monotonic() < end:
-            step = self.core.looks.step()
-            if isinstance(step, Client) and step in self._links:
-                self._links[step].count_bytes()
-        if step is not LookStep.DONE:
-            self.loop.later(_SNAPSHOT_PAUSE if step is LookStep.IDLE else 0, self._make_snapshots)
+            return False
+        step = self.core.looks.step()
+        if isinstance(step, Client) and step in self._links:
+            self._links[step].count_bytes()
         self.deliver()
+        if step is LookStep.IDLE:
+            self.loop.later(_SNAPSHOT_PAUSE, self._looking.go_on)
+        return step is not LookStep.DONE and step is not LookStep.IDLE
 
     def _go_on(self) -> bool:
         """Do a little of what no client waits for: return whether there is more."""
@@ -347,7 +341,7 @@ class Pump(Generic[ClientT]):
         """Read nothing more from the clients while there is no room: what they send stays with them."""
         self._holding = hold
         for link in self._links.values():
-            self._watch(link)
+            self.watch(link)
 
     def park(self, link: Link[ClientT]) -> None:
         """A client does not read: do not read from it, and do not go on with its requests."""
@@ -357,7 +351,7 @@ class Pump(Generic[ClientT]):
         """It does read."""
         self._backlog.unpark(link, Reason.UNREAD)
 
-    def _watch(self, link: Link[ClientT]) -> None:
+    def watch(self, link: Link[ClientT]) -> None:
         """Read what comes from a client, unless there is a reason not to."""
         if not link.ending and link.client in self._links:
             self.loop.watch_readable(link.sock, None if self._holding else self._backlog.reader(link))
@@ -390,16 +384,12 @@ class Pump(Generic[ClientT]):
             is_here = isinstance(user, int) or _is_from_here(sock, address)
             link = self.door.link(self, sock, client, is_here=is_here)
         self._links[client] = link
-        self._watch(link)
-
-    def read_on(self, link: Link[ClientT]) -> None:
-        """Read from a client again whose handshake had to wait."""
-        self._watch(link)
+        self.watch(link)
 
     def admit(self, link: Link[ClientT], data: bytes) -> None:
         """A client of this machine speaks plainly, and has sent this."""
         plain = self._links[link.client] = Link(self, link.sock, link.client)
-        self._watch(plain)
+        self.watch(plain)
         plain.on_readable(data)
 
     def note_error(self, client: ClientT, reason: str) -> None:
@@ -458,7 +448,7 @@ class Pump(Generic[ClientT]):
         """Serve the client of a link that another pump has let go of, and that has sent this."""
         link.move(self, client)
         self._links[client] = link
-        self._watch(link)
+        self.watch(link)
         link.rest_if_full()
         link.on_readable(data)
 

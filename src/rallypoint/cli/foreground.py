@@ -23,14 +23,15 @@ from rallypoint.store.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
-BACKEND = Argument(
-    "--backend",
-    choices=[each.value for each in Choice],
-    default=Choice.AUTO.value,
-    help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
+LOOP_OPTIONS = (
+    Argument(
+        "--backend",
+        choices=[each.value for each in Choice],
+        default=Choice.AUTO.value,
+        help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
+    ),
+    Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated."),
 )
-LIMIT = Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated.")
-
 ALLOW_USER = Argument(
     "--allow-user",
     action="append",
@@ -38,11 +39,14 @@ ALLOW_USER = Argument(
     help="Another user of this machine who may connect, besides yourself and root; may be repeated. "
     f"[env var: {USERS_VARIABLE}]",
 )
-INSECURE = Argument(
-    "--insecure",
-    action="store_true",
-    help="Let every user of this machine connect; and, without a secret, every machine that can reach it. "
-    f"[env var: {INSECURE_VARIABLE}]",
+ACCESS_OPTIONS = (
+    ALLOW_USER,
+    Argument(
+        "--insecure",
+        action="store_true",
+        help="Let every user of this machine connect; and, without a secret, every machine that can reach "
+        f"it. [env var: {INSECURE_VARIABLE}]",
+    ),
 )
 
 

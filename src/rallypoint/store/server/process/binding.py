@@ -13,8 +13,8 @@ import logging
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.store.machine.addresses import (
@@ -35,12 +35,10 @@ BACKLOG = 65_535
 """How many clients may wait to be accepted; the system cuts it down to what it allows for one socket."""
 
 _MOST_SOCKETS = 16
-
 _PORT_TRIES = 16
 
 
-@dataclass(frozen=True)
-class BindAddresses:
+class BindAddresses(NamedTuple):
     """Addresses to bind, and a warning about that choice (empty if there is none)."""
 
     addresses: tuple[str, ...]
@@ -55,12 +53,10 @@ def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket
     """As `listen`, on the first of these ports that is free; BindError if there is none of several."""
     if len(ports) == 1:
         return listen(host, ports[0], parts)
-    addresses = _choose(host, ports[0]).addresses
+    addresses = _choose(host, ports[0])
     for port in ports:
-        try:
+        with suppress(PortInUseError):
             return _listen_all(addresses, port, parts, asks_holder=False)
-        except PortInUseError:
-            continue
     raise BindError(
         f"all ports from {ports[0]} to {ports[-1]} are in use on this machine",
         hint="each job on it needs one: widen the range (--port-range, RALLYPOINT_PORT_RANGE)",
@@ -75,15 +71,12 @@ def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:
     Raises PortInUseError, which names the process that holds the port if the system tells, BindError or
     UsageError.
     """
-    choice = _choose(host, port)
-    for _ in range(_PORT_TRIES - 1):
-        try:
-            return _listen_all(choice.addresses, port, parts)
-        except PortInUseError:
-            # With port 0, what is free on the first address may be taken on the second.
-            if port or len(choice.addresses) == 1:
-                raise
-    return _listen_all(choice.addresses, port, parts)
+    addresses = _choose(host, port)
+    if port == 0 and len(addresses) > 1:  # what is free on the first address may be taken on the second
+        for _ in range(_PORT_TRIES - 1):
+            with suppress(PortInUseError):
+                return _listen_all(addresses, port, parts, asks_holder=False)
+    return _listen_all(addresses, port, parts)
 
 
 def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socket.socket]]:
@@ -99,7 +92,7 @@ def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socke
 
 def reserve(host: str, port: int) -> list[socket.socket]:
     """Sockets that are bound as those of `listen`, but do not listen: until they do, a connect is refused."""
-    addresses = _choose(host, port).addresses
+    addresses = _choose(host, port)
     first = reserve_again([(addresses[0], port)])
     return first + reserve_again((each, first[0].getsockname()[1]) for each in addresses[1:])
 
@@ -109,19 +102,20 @@ def reserve_again(places: Iterable[Any]) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     for address, port, *_ in places:
         try:
-            sockets.append(_bind(address, port))
+            sockets.append(_open(address, port, listens=False))
         except OSError as error:
             raise _bind_failure(address, port, error) from error
     return sockets
 
 
-def _choose(host: str, port: int) -> BindAddresses:
+def _choose(host: str, port: int) -> tuple[str, ...]:
+    """The addresses to bind. A surprising choice is logged; UsageError for what is no host or port."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"port {port} does not exist", hint="ports go from 0 (any free one) to 65535")
-    choice = addresses_for(host)
-    if choice.warning:
-        logger.warning("%s", choice.warning)
-    return choice
+    addresses, warning = addresses_for(host)
+    if warning:
+        logger.warning("%s", warning)
+    return addresses
 
 
 def try_port(host: str, port: int) -> None:
@@ -168,17 +162,13 @@ def addresses_for(host: str) -> BindAddresses:
     addresses = addresses_of(host)
     ours = tuple(filter(is_own_address, addresses))
     if ours and not is_numeric(host) and all(map(is_loopback, ours)):
-        return BindAddresses(
-            (_everything(),),
-            f"{host} is a loopback address here, but not on other machines: listening on every interface",
-        )
-    if ours:
+        why = f"{host} is a loopback address here, but not on other machines"
+    elif ours:
         return BindAddresses(ours)
-    known = ", ".join(addresses) or "nothing"
-    return BindAddresses(
-        (_everything(),),
-        f"{host} (which resolves to {known}) is not an address of this machine: listening on every interface",
-    )
+    else:
+        known = ", ".join(addresses) or "nothing"
+        why = f"{host} (which resolves to {known}) is not an address of this machine"
+    return BindAddresses((_everything(),), f"{why}: listening on every interface")
 
 
 def resolves(host: str) -> bool:
@@ -217,8 +207,6 @@ def _listen_all(
 def _listen_on(address: str, port: int, parts: int, asks_holder: bool) -> list[socket.socket]:
     """Sockets that listen on one address: several, if the system cuts down the backlog of each.
 
-    As many for each part, where the system spreads clients over them.
-
     The first must get the port alone, so that a port in use is noticed, also if others share it.
     """
     try:
@@ -235,17 +223,7 @@ def _listen_on(address: str, port: int, parts: int, asks_holder: bool) -> list[s
     return listeners
 
 
-def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
-    listener = _bind(address, port, shared=shared)
-    try:
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
+def _open(address: str, port: int, *, shared: bool = False, listens: bool = True) -> socket.socket:
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         if sys.platform == "win32":
@@ -258,6 +236,8 @@ def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
         if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
         listener.bind((address, port))
+        if listens:
+            listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

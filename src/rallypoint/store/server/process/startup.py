@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from rallypoint.store.server.loops.guarded import Door
     from rallypoint.store.server.loops.loop import Loop
 
-    _StreamHandler = logging.StreamHandler[TextIO]
-else:
-    _StreamHandler = logging.StreamHandler  # not subscriptable before Python 3.11
-
 
 class _StreamOfThread:
     """Text for a stream, written by a thread: for Windows, where no stream says that it would wait."""
@@ -74,7 +70,7 @@ class _StreamOfThread:
             self._writer.join(_FINISH_SECONDS)
 
 
-class DroppingHandler(_StreamHandler):
+class DroppingHandler(logging.StreamHandler):  # type: ignore[type-arg] # not subscriptable in Python 3.10
     """Logs to standard error, and drops what would stop the server, or fill the disk.
 
     Lines that nobody reads are dropped: a server must not stand still for its log. A pipe that can be written
@@ -115,7 +111,7 @@ class DroppingHandler(_StreamHandler):
         super().emit(record)
 
     def _start_timer(self) -> threading.Timer | None:
-        """Have it told that lines were left out, also if no other line comes."""
+        """Report that lines were left out, also if no other line comes."""
         timer = threading.Timer(_TELL_SECONDS, self._on_timer)
         timer.daemon = True
         try:

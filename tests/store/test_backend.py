@@ -14,7 +14,7 @@ from processes import serving
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import UsageError
 from rallypoint.store.server.loops.backend import Choice, choose, parse_switch
-from raw import RawClient, log_of
+from raw import RawClient
 
 pytestmark = pytest.mark.windows
 
@@ -141,11 +141,11 @@ def test_a_hosted_server_without_libuv_falls_back(
 
 @pytest.mark.parametrize(("backend", "warnings"), [("libuv", 1), ("auto", 0)])
 def test_serve_without_libuv_falls_back(
-    backend: str, warnings: int, without_libuv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, warnings: int, without_libuv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(without_libuv), prepend=os.pathsep)
-    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server:
+    with serving(backend) as server:
         assert server.backend == "legacy"
         with RawClient(server.port) as client:
             assert client.answers()
-        assert log_of(server).count(f"{PACKAGE} cannot be imported") == warnings
+        assert server.read_log().count(f"{PACKAGE} cannot be imported") == warnings

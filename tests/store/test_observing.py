@@ -295,7 +295,7 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
 def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     options = ["--events", str(path), "--limit", "stall_seconds=0.5"]
-    with (tmp_path / "log").open("w+") as log, serving(backend, log, options) as server:
+    with serving(backend, options=options) as server:
         deadline = Deadline(SECONDS)
         ranks = [connect(server.host, server.port, deadline, rank(number, "node-a")) for number in range(2)]
         ranks[0].send(counted_request(Op.WAIT, [b"/key"]), deadline)

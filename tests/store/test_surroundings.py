@@ -162,9 +162,9 @@ def _start(command: Sequence[str], folder: Path, **variables: str) -> subprocess
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_clients_beyond_64_file_descriptors_wait_and_the_others_are_served(
-    backend: str, tmp_path: Path
+    backend: str,
 ) -> None:
-    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, RawClient(server.port) as one:
+    with serving(backend) as server, RawClient(server.port) as one:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (64, 64))
         many = [socket.create_connection(("127.0.0.1", server.port), SECONDS) for _ in range(100)]
         until(lambda: "Too many open files; they wait" in server.read_log(), "there is no room")
@@ -237,9 +237,9 @@ def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: py
 # The secret ------------------------------------------------------------------------------------------------
 
 
-def test_a_recorded_handshake_is_worth_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_handshake_is_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
-    with (tmp_path / "log").open("w+") as log, serving("auto", log, host="0.0.0.0") as server:
+    with serving("auto", host="0.0.0.0") as server:
         with (
             recording(server.port) as (port, said, _),
             socket.create_connection(("127.0.0.1", port), SECONDS) as sock,
@@ -276,7 +276,7 @@ def test_the_secret_is_in_nothing_that_is_shown(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
     events = tmp_path / "events.jsonl"
     options = ("--events", str(events), "--web", "0")
-    with (tmp_path / "log").open("w+") as log, serving("auto", log, options, host="0.0.0.0") as server:
+    with serving("auto", options=options, host="0.0.0.0") as server:
         other = Secret("07" * 32, "the test")
         for secret in (_SECRET, other):
             with socket.create_connection(("127.0.0.1", server.port), SECONDS) as sock:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -204,16 +203,10 @@ def serving(target: str) -> Iterator[Server]:
     limits = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
     workers = ["--workers", "2"] if target == "workers" else []
     backend = target if target in BACKENDS else "auto"
-    with (
-        tempfile.TemporaryFile("w+") as log,
-        processes.serving(backend, log, [*workers, *limits]) as running,
-    ):
+    with processes.serving(backend, options=[*workers, *limits]) as running:
         server = Server(running)
         if target == "relay":
-            with (
-                tempfile.TemporaryFile("w+") as relay_log,
-                processes.relaying(running.address, relay_log, limits) as relay,
-            ):
+            with processes.relaying(running.address, options=limits) as relay:
                 yield Server(relay)
             server.check()
         else:

@@ -1,4 +1,4 @@
-"""The event loop: it tells when a socket can be read or written, or when a time has come, and no more.
+"""The event loop: it reports when a socket is ready or a timer expires, and nothing else.
 
 `LegacyLoop` is on the standard library, `LibuvLoop` on uvloop, or winloop on Windows. `backend` chooses.
 """
@@ -34,26 +34,26 @@ logger = logging.getLogger("rallypoint.server")
 Callback = Callable[[], None]
 
 SLICE: Final = 0.001
-"""For how many seconds work that can wait may hold up other clients in a turn."""
+"""How many seconds of a turn deferrable work may take from other clients."""
 _RESERVE_BYTES: Final = 4 << 20
 _QUIET_SECONDS: Final = 60.0
 _UNTIMED: Final = 15
-"""One turn in 16 is timed: to read the clock and to note the time takes a good part of a short turn."""
+"""One turn in 16 is timed: reading the clock and recording the time takes a good part of a short turn."""
 _MOST_FOR_SELECT: Final = 500
 _AT_ONCE: Final = 1024
 _PATIENCE: Final = 60.0
 _BRIEFLY: Final = 0.001
-"""libuv counts milliseconds: what is due by now may be due to it a moment later."""
+"""libuv counts milliseconds: a timer that is due by our clock may be due by its own a moment later."""
 _MOST_HELPERS: Final = 3
-"""How many threads may help to send."""
+"""The most threads that help to send."""
 _CORES_TO_SPARE: Final = 4
-"""With so many, a client runs on another one while the server looks whether it has asked again."""
+"""With this many, the server may poll for the next request while the client runs on another core."""
 
 
 class Loop(ABC):
     """Calls back, in one thread, from `run` until `stop`. Several pumps may share one.
 
-    All callbacks that the loop makes without asking the system in between are one turn.
+    A turn is all callbacks between two waits for the system.
     """
 
     name: str
@@ -63,35 +63,35 @@ class Loop(ABC):
     """How many sockets the backend can watch, if it has a limit of its own."""
 
     tells_errors_once = False
-    """Whether an error of a socket leads to one last call back, even if that one finds data to read."""
+    """Whether a socket's error is reported only once, even if that callback finds data to read."""
 
     sending: native.Sending | None = None
-    """What sends for all links together, at the end of a turn at the latest; None: each sends by itself."""
+    """Sends for all links together, at the latest at the end of a turn; None: each link sends by itself."""
 
     def __init__(self) -> None:
         self.turn = Turn(monotonic())
-        """When the turn under way began."""
+        """When the current turn began."""
         self.turns = Durations()
-        """How long turns have taken: from the system's word that there is something to do, until all of it
-        was done. A client waits no longer than that for its answer."""
+        """How long turns have taken, from the system's event until all callbacks had returned. A client waits
+        no longer than that for its answer."""
         self._untimed = _UNTIMED
         self._reserve = bytes(_RESERVE_BYTES)  # of address space: nothing is ever written to it
         self._quiet_until = -math.inf
 
     def relieve(self) -> None:
-        """Memory has run out: free the reserve, so that clients can be closed."""
+        """Free the reserve when memory has run out, so that clients can be closed."""
         self._reserve = b""
         self.warn_of_memory("out of memory: clients that need more are closed")
 
     def warn_of_memory(self, message: str, *values: object) -> None:
-        """Log that a client is closed for want of memory, unless another one was within the last minute."""
+        """Log that a client is closed for lack of memory, unless one was logged in the last minute."""
         now = monotonic()
         if now > self._quiet_until:
             logger.error(f"{message} (others that follow within a minute are not listed)", *values)
         self._quiet_until = now + _QUIET_SECONDS
 
     def restore(self) -> None:
-        """Allocate the reserve again, if there is memory for it; to be called now and then."""
+        """Allocate the reserve again, if there is memory for it. Called about once a second."""
         if not self._reserve:
             try:
                 self._reserve = bytes(_RESERVE_BYTES)
@@ -107,7 +107,7 @@ class Loop(ABC):
             self._untimed = self.time_turn()
 
     def time_turn(self) -> int:
-        """Note how long a turn has taken that ends now; return how many are not to be timed."""
+        """Record the duration of the turn that ends now; return how many turns to skip before the next."""
         self.turns.add(monotonic() - self.turn.now)
         return _UNTIMED
 
@@ -121,7 +121,7 @@ class Loop(ABC):
 
     @abstractmethod
     def later(self, seconds: float, callback: Callback) -> None:
-        """Call back once, after this time; with 0, after all that is ready now has been seen to."""
+        """Call back once, after this time; with 0, after everything that is ready now has been served."""
 
     @abstractmethod
     def run(self) -> None:
@@ -133,23 +133,23 @@ class Loop(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the loop itself holds; it has ended."""
+        """Release what the loop itself holds, after it has ended."""
 
 
 class Sliced:
-    """Work that can wait: it is done a slice at a time, between the requests of other clients."""
+    """Deferrable work, done a slice at a time between the requests of other clients."""
 
     def __init__(self, loop: Loop, step: Callable[[], bool]) -> None:
-        """`step` does a little of it, and returns whether there may be more."""
+        """`step` does a little of the work, and returns whether there may be more."""
         self._loop = loop
         self._step = step
         self._is_due = False
 
     def go_on(self) -> None:
-        """There is something to do: begin behind all that is ready now."""
+        """Schedule the next slice, after everything that is ready now."""
         if not self._is_due:
             self._loop.later(0, self._do_slice)
-            self._is_due = True  # only now: there may be no memory for that
+            self._is_due = True  # only now: `later` may run out of memory
 
     def _do_slice(self) -> None:
         self._is_due = False
@@ -216,7 +216,7 @@ class LegacyLoop(Loop):
         return max(0.0, self._timers[0][0] - monotonic()) if self._timers else None
 
     def _call_due(self) -> None:
-        """What is due now; what that asks for comes in the next round, or sockets would starve."""
+        """Call what is due now. What that schedules waits for the next round, or sockets would starve."""
         now, timers = monotonic(), self._timers
         due = []
         while timers and timers[0][0] <= now:
@@ -231,7 +231,7 @@ class LegacyLoop(Loop):
         self._stopping = True
         try:
             self._bell.send(b"!")
-        except OSError:  # full, so it will be heard; or closed, so nobody listens
+        except OSError:  # it is full, so the loop wakes anyway; or closed
             pass
 
     def _hear(self) -> None:
@@ -274,7 +274,7 @@ class LibuvLoop(Loop):
     def __init__(self, package: str) -> None:
         super().__init__()
         self._loop: Any = importlib.import_module(package).new_event_loop()
-        self._loop.slow_callback_duration = math.inf  # it is slow to wait
+        self._loop.slow_callback_duration = math.inf  # a callback that waits is not slow
         self._due: list[float] = []  # when callbacks of `later` are due, in order
         self.sending = make_sending()
         self._readers = self._make_readers()
@@ -290,7 +290,7 @@ class LibuvLoop(Loop):
         return native.Readers(self, self.sending, other, usable_cores() >= _CORES_TO_SPARE)
 
     def _in_turn(self, callback: Callback) -> None:
-        """libuv does not say when a turn of its own begins, so each call back is one."""
+        """libuv does not report the start of its turns, so each callback counts as one."""
         self.begin_turn()
         try:
             callback()
@@ -335,7 +335,7 @@ class LibuvLoop(Loop):
         self._loop.run_forever()
 
     def _wait(self) -> None:
-        """Wait for clients and for libuv, once in each of its turns. It never has to wait by itself."""
+        """Wait for clients and for libuv, once in each of its turns, so that libuv itself never waits."""
         assert self._readers is not None
         seconds = 0.0
         if not self._readers.is_pressed:
@@ -348,7 +348,7 @@ class LibuvLoop(Loop):
             self.relieve()
 
     def _press(self) -> None:
-        """libuv is to have a turn soon."""
+        """Give libuv a turn soon."""
         if self._readers is not None:
             self._readers.is_pressed = True
 
@@ -380,14 +380,14 @@ class Readers:
     """
 
     def __init__(self, loop: Loop, other: int) -> None:
-        """`other`: the file that can be read when `wait` is to return."""
+        """`other`: the file that becomes readable when `wait` has to return."""
         self._loop = loop
         self._turn = loop.turn
         self._epoll = select.epoll()
         self._epoll.register(other, select.EPOLLIN)
         self._other = other
         self.is_pressed = False
-        """Whether the loop has something to do, whatever the files say."""
+        """Whether the loop has something to do, whether or not a file is ready."""
         self._callbacks: dict[int, Callback] = {}
 
     def watch(self, file: int, callback: Callback | None) -> None:
@@ -403,7 +403,7 @@ class Readers:
         self._callbacks[file] = callback
 
     def wait(self, seconds: float) -> None:
-        """Call back for what can be read, until so much time has passed, or the loop has something to do."""
+        """Call back for readable files until the time is over, or the loop has something to do."""
         callbacks, other = self._callbacks, self._other
         now = monotonic()
         end = now + seconds
@@ -415,7 +415,7 @@ class Readers:
                 callback = callbacks.get(file)
                 if callback is not None:  # it may be gone by now, because of one before it
                     callback()
-                elif file == other:  # what it does now may be for the turn behind that
+                elif file == other:  # libuv has something to do
                     is_over = self.is_pressed = True
             if ready:
                 self._loop.end_turn()
@@ -427,7 +427,7 @@ class Readers:
 
 
 def make_sending(helpers: int | None = None) -> native.Sending | None:
-    """What sends for all links together, where it is compiled; by default with helpers for this machine."""
+    """Sends for all links together, where that is compiled. By default, the cores decide how many help."""
     if native is None:  # or for another system
         return None
     if helpers is None:

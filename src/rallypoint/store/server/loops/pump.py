@@ -1,8 +1,7 @@
 """The byte pump: it drives a core with sockets. `store/core/server_core.py` says what a driver does.
 
-A backend only says when a socket can be read or written, and runs the loop. The rest is here and in `link`:
-one read for what has come, one write per read, bounded buffers for clients that do not read, and no name
-look-up anywhere.
+The loop only reports when a socket is ready. The rest is here and in `link`: one read per event, one write
+per read, bounded buffers for clients that do not read, and no name look-up anywhere.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rallypoint.server")
 
 TICK_SECONDS = 1.0
-"""How often handshakes are checked against their deadline, a paused accept is tried again, and clients are
-looked for that have gone unnoticed."""
+"""How often deadlines are checked, a paused accept is tried again, and vanished clients are looked for."""
 
 _SNAPSHOT_PAUSE: Final = 0.01
 
@@ -53,7 +51,7 @@ def about_this_process(loop: Loop) -> About:
 
 
 def stop_on_signals(stop: Callback) -> None:
-    """Have this called on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
+    """Call `stop` on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop()
@@ -86,7 +84,7 @@ class Pump(Generic[ClientT]):
         self.core = core
         self.unanswered: set[Link[ClientT]] = set()
         self._links: dict[Client, Link[ClientT]] = {}
-        # Without listeners, clients come from another pump, which has looked at them.
+        # Without listeners, clients come from another pump, which has checked them.
         self._guard = ClientGuard(access_of_environment()) if listeners else None
         self._listening = Listening(loop, listeners, self._links, self._welcome)
         self._names = ProcessNames(loop, core, listeners)
@@ -95,12 +93,12 @@ class Pump(Generic[ClientT]):
         self._stalls = StallReports(core, self._events)
         self._backlog = Backlog(loop, self.watch)
         self.door: Door | None = None
-        """What new clients come through; None: everybody comes in."""
+        """What new clients have to pass; None: all are let in."""
         self._delivering = False
         self._holding = False
         self._looking = Sliced(loop, self._look_on)
         self._rest = Sliced(loop, self._go_on)
-        self._leaving: deque[Link[ClientT]] = deque()  # of clients that have ended, and are owed nothing
+        self._leaving: deque[Link[ClientT]] = deque()  # their clients have ended, and are owed nothing
         self._closed = False
         self._tasks: dict[DriverTask, Callback] = {
             DriverTask.SNAPSHOTS: self._looking.go_on,
@@ -112,7 +110,7 @@ class Pump(Generic[ClientT]):
             DriverTask.ROOM: partial(self._backlog.hold, False),
             DriverTask.LIGHTEN: self._lighten,
             DriverTask.REST: self._rest.go_on,
-            # Not before all that is ready to be read has been read: what that brings goes along.
+            # After everything that is readable now: the requests in it go along.
             DriverTask.FLUSH: partial(loop.later, 0, self._flush),
         }
         self._set_clock()
@@ -160,12 +158,12 @@ class Pump(Generic[ClientT]):
 
     @property
     def has_clients(self) -> bool:
-        """Whether anybody is connected, or may be back in a moment."""
+        """Whether a client is connected, or may be back in a moment."""
         return self.core.has_clients
 
     @property
     def connections(self) -> int:
-        """How many sockets of clients there are."""
+        """The number of clients' sockets."""
         return len(self._links)
 
     def drop_all(self) -> None:
@@ -186,7 +184,7 @@ class Pump(Generic[ClientT]):
         for link in links:
             link.expect_no_room()
             self.loop.watch_readable(link.sock, None)
-            link.client.read_no_more()  # it is freed then
+            link.client.read_no_more()  # which frees it
             link.close()
 
     def _stop(self) -> None:
@@ -198,7 +196,7 @@ class Pump(Generic[ClientT]):
         self._set_clock()
         self._drop_broken()
         for client, why in self.core.overdue():
-            if client in self._links:  # or it has gone because of one before it
+            if client in self._links:  # or an earlier one has taken it along
                 self.note_error(client, why)
                 self.drop(self._links[client])
         self._listening.resume()
@@ -215,14 +213,14 @@ class Pump(Generic[ClientT]):
         self.deliver()
 
     def _set_clock(self) -> None:
-        """The time of day may be set while a server runs."""
+        """Follow the time of day, which may be set while a server runs."""
         self.loop.turn.wall_ahead = time.time() - time.monotonic()
 
     def _drop_broken(self) -> None:
-        """Drop clients that reset right behind a request.
+        """Drop clients that reset right after a request.
 
-        Where the loop tells of that only once, it may have been with that request, and then nothing more
-        will come from them. An answer would have failed, but these got none.
+        Where the loop reports an error only once, it may have done so with that request. A failed answer
+        would have shown the error, but these clients got none.
         """
         unanswered = list(self.unanswered)
         self.unanswered.clear()
@@ -236,7 +234,7 @@ class Pump(Generic[ClientT]):
     def deliver(self) -> None:
         """Empty the outbox of the core.
 
-        A send that fails ends its connection, which may put more into it; that is for the call under way.
+        A failing send closes its connection, which may add to the outbox: the outer call empties that, too.
         """
         if self._delivering:
             return
@@ -255,7 +253,7 @@ class Pump(Generic[ClientT]):
         links = self._links
         for client in woken:
             link = links.get(client)
-            if link is None:  # it has gone because of one before it
+            if link is None:  # an earlier one has taken it along
                 continue
             try:
                 notice = client.take_notice()
@@ -320,7 +318,7 @@ class Pump(Generic[ClientT]):
         return step is not LookStep.DONE and step is not LookStep.IDLE
 
     def _go_on(self) -> bool:
-        """Do a little of what no client waits for: return whether there is more."""
+        """Do a little of the work that no client waits for: return whether there is more."""
         if self._closed:
             return False
         if self._leaving:
@@ -331,24 +329,24 @@ class Pump(Generic[ClientT]):
         return has_more
 
     def _lighten(self) -> None:
-        """More is held than the limit held_bytes."""
+        """Act on the limit held_bytes, which is exceeded."""
         self.core.lighten()
 
     def _flush(self) -> None:
-        """Pass on what clients have asked, where the core has others carry it out."""
+        """Pass on the clients' requests, where the core has others carry them out."""
 
     def _hold_readers(self, hold: bool) -> None:
-        """Read nothing more from the clients while there is no room: what they send stays with them."""
+        """Read nothing from the clients while there is no room: what they send stays with them."""
         self._holding = hold
         for link in self._links.values():
             self.watch(link)
 
     def park(self, link: Link[ClientT]) -> None:
-        """A client does not read: do not read from it, and do not go on with its requests."""
+        """Neither read from a client that does not read, nor go on with its requests."""
         self._backlog.park(link, Reason.UNREAD)
 
     def unpark(self, link: Link[ClientT]) -> None:
-        """It does read."""
+        """Serve a parked client that reads again."""
         self._backlog.unpark(link, Reason.UNREAD)
 
     def watch(self, link: Link[ClientT]) -> None:
@@ -359,7 +357,7 @@ class Pump(Generic[ClientT]):
     # Clients
 
     def _welcome(self, arrivals: list[Arrival]) -> None:
-        """The system is asked about all of them at once, which takes a fraction of the time."""
+        """Take in new clients. Asking the system about all at once takes a fraction of the time."""
         guard = self._guard
         assert guard is not None, "it has listeners"
         for (sock, address), owner in zip(arrivals, guard.owners(arrivals), strict=True):
@@ -387,19 +385,19 @@ class Pump(Generic[ClientT]):
         self.watch(link)
 
     def admit(self, link: Link[ClientT], data: bytes) -> None:
-        """A client of this machine speaks plainly, and has sent this."""
+        """Serve a local client that speaks no TLS, and has sent this."""
         plain = self._links[link.client] = Link(self, link.sock, link.client)
         self.watch(plain)
         plain.on_readable(data)
 
     def note_error(self, client: ClientT, reason: str) -> None:
-        """A client is about to be closed because of what it did or did not do."""
+        """Record why a client is about to be closed."""
         client.why = reason
         logger.warning("closed %s: %s", client.peer, reason, extra={"peer": client.peer})
         self.core.note_error(client.peer, reason)
 
     def end(self, link: Link[ClientT]) -> None:
-        """Close, but not before all is sent, or the time for that is over."""
+        """Close a client that has ended, when all is sent, or the time for that is over."""
         link.flush()
         is_owed = link.unsent is not None or link.client.is_owed
         is_late = time.monotonic() > self.loop.turn.now + SLICE
@@ -412,7 +410,7 @@ class Pump(Generic[ClientT]):
             if is_owed:
                 self.core.end(link.client)
                 self.deliver()
-            else:  # very many leave at once, and others need not wait for that
+            else:  # many are leaving at once: others need not wait for that
                 self._leaving.append(link)
                 self._rest.go_on()
 
@@ -430,14 +428,14 @@ class Pump(Generic[ClientT]):
         if self._links.get(link.client) is not link:  # it is closed already
             return
         link.expect_no_room()
-        if not self._closed:  # or nobody will ask any more
+        if not self._closed:  # then nobody will ask for the counts
             link.count_bytes()
         self.let_go(link)
         link.close()
         self.deliver()
 
     def let_go(self, link: Link[ClientT]) -> None:
-        """Have one client less, and leave its socket as it is. It has been sent all (`Link.flush`)."""
+        """Forget a client, and leave its socket open. Call `Link.flush` before."""
         self.loop.watch_readable(link.sock, None)
         del self._links[link.client]
         self._backlog.forget(link)
@@ -445,7 +443,7 @@ class Pump(Generic[ClientT]):
         self.core.close(link.client)
 
     def take_over(self, link: Link[ClientT], client: ClientT, data: bytes) -> None:
-        """Serve the client of a link that another pump has let go of, and that has sent this."""
+        """Serve the client of a link that another pump has let go, and the bytes that it has sent."""
         link.move(self, client)
         self._links[client] = link
         self.watch(link)
@@ -453,7 +451,7 @@ class Pump(Generic[ClientT]):
         link.on_readable(data)
 
     def _enter(self, link: Link[ClientT], name: bytes) -> None:
-        """A client means the store of this name. There is only one here."""
+        """Refuse a client that names a store: there is only one here."""
         wanted = name.decode(errors="replace")
         self.refuse(
             link,

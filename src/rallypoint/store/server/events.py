@@ -1,17 +1,17 @@
-"""What a server tells besides its replies: the events file, and stall reports in its log.
+"""What a server reports besides its replies: the events file, and stalls in its log.
 
-The events file has a line per event. A thread of its own writes it, so that no disk delays the server: the
-server's loop only puts events into a queue. A few times a second the thread turns them into lines, in slices
-so small that the loop never waits long for the interpreter, and appends them. When the file would grow beyond
-its size, it becomes `FILE.1`, the file that was `FILE.1` becomes `FILE.2`, and so on.
+The events file has a line per event. A thread writes it, so that no disk delays the server: the loop only
+puts events into a queue. A few times a second the thread turns them into lines, in slices so small that the
+loop never waits long for the interpreter, and appends them. A file that would grow beyond its size becomes
+`FILE.1`, `FILE.1` becomes `FILE.2`, and so on.
 
-Events are for people who ask afterwards, the store is for the job. So an event that finds the queue full, or
-that the disk refuses, is dropped and counted. A line that the disk took only in part is taken back. When
-there is room again, a line says how many events are missing.
+Events are for later, the store is for the job. So an event that finds the queue full, or that the disk
+refuses, is dropped and counted. A line that was written in part is removed. When there is room again, a line
+says how many events are missing.
 
-The handlers of `logging` do not do this: servers of one job share the file, so they have to notice when
-another one rotates it; and a handler keeps lines in a buffer, for which the process would wait at its end,
-even if the disk never answers.
+The handlers of `logging` do not do this: the servers of a job share the file, so they have to notice when
+another one rotates it; and at its end a process would wait for a handler's buffer, even if the disk never
+answers.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:  # most servers write no events, and are up sooner without the
 logger = logging.getLogger("rallypoint.server")
 
 _LOOKING_SHARE: Final = 20
-"""Following the clients behind relays takes no more than a twentieth of the time."""
+"""Following the clients behind relays takes at most a twentieth of the time."""
 _LONGEST_LOOK: Final = 60.0
-"""After so many seconds a look has failed, and another one is begun: out of memory, nobody may say so."""
+"""After this many seconds without an answer, a look is repeated: it may have run out of memory."""
 
 MOST_PENDING: Final = 1 << 17
-"""Events that wait to be written; those beyond are dropped."""
+"""The most events that wait to be written; further ones are dropped."""
 
 _BATCH_SECONDS: Final = 0.1
 """How long the first event of a batch waits for others."""
@@ -56,12 +56,12 @@ _Pending = tuple["Event", str]
 """An event, and the name of its store."""
 _SLICE_PAUSE: Final = 0.0005
 _RETRY_SECONDS: Final = 1.0
-"""How often a disk that has refused events is tried again, also if no event comes."""
+"""How often a disk that has refused events is tried again, even without new events."""
 _CLOSE_SECONDS: Final = 5.0
 
 
 class Events:
-    """Writes events to a file, if one is named. Safe for threads. UsageError if it cannot be written."""
+    """Writes a store's events to a file, if one is named. Thread-safe. UsageError if it cannot be written."""
 
     def __init__(self, path: str = "") -> None:
         self._store = ""
@@ -74,7 +74,7 @@ class Events:
         return self._log is not None
 
     def of_store(self, name: str) -> Events:
-        """The events of another store of this server, for the same file. They end with these."""
+        """Writes the events of another store to the same file, until this one is closed."""
         others = Events()
         others._store, others._log = name, self._log
         return others
@@ -94,7 +94,7 @@ class EventLog:
     def __init__(self, path: Path, most_bytes: int = 64 << 20, kept: int = 3) -> None:
         """Append to `path`; keep `kept` older files, at least one. UsageError if it cannot be written."""
         try:
-            # What a link leads to is rotated, not the link.
+            # The target of a link is rotated, not the link.
             self._path = path.resolve() if path.is_file() else path.absolute()
             self._file = _RotatingFile(self._path, most_bytes, kept)
         except OSError as error:
@@ -112,10 +112,7 @@ class EventLog:
         self._writer.start()
 
     def put(self, event: Event, store: str = "") -> None:
-        """Have an event written soon, of the store of this name.
-
-        Never blocks; once the log is closed, it does nothing.
-        """
+        """Write an event of a store soon. Never blocks; does nothing once the log is closed."""
         if self._closing.is_set():
             return
         if self._pending.qsize() < MOST_PENDING:
@@ -124,7 +121,7 @@ class EventLog:
             self._lose(1)
 
     def close(self) -> None:
-        """Write what is pending, and end the thread; a disk that does not answer is given up on."""
+        """Write what is pending, and end the thread; give up on a disk that does not answer."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -154,7 +151,7 @@ class EventLog:
         self._file.close()
 
     def _await_events(self) -> list[_Pending | None]:
-        """The next event; none if it does not come while there are lost ones to tell of."""
+        """Wait for the next event; none if lost ones are to be reported meanwhile."""
         try:
             return [self._pending.get(timeout=_RETRY_SECONDS if self._lost else None)]
         except Empty:
@@ -179,16 +176,16 @@ class EventLog:
             if lost:
                 lines.append(to_line(Lost(time.time(), lost), self._pid))
             refused, reason = self._file.append("".join(f"{line}\n" for line in lines).encode())
-        except MemoryError:  # there may be more when the next ones come
+        except MemoryError:  # there may be enough for the next ones
             self._lose(len(events) + lost)
             return
         if refused:
-            # The line that tells of the lost is the last, so it is among the refused.
+            # The line about the lost ones is the last, so it is among the refused.
             self._lose(refused + (lost - 1 if lost else 0))
         self._say(refused, lost, reason)
 
     def _say(self, refused: int, lost: int, reason: str) -> None:
-        """In the log, once when the disk begins to refuse events, and once when it takes them again."""
+        """Log once when the disk begins to refuse events, and once when it takes them again."""
         if refused and not self._complained:
             logger.warning(
                 "cannot write events to %s: %s; they are dropped until that works again", self._path, reason
@@ -199,9 +196,9 @@ class EventLog:
 
 
 class _RotatingFile:
-    """A file of lines that does not grow beyond its size, and older ones beside it.
+    """A file of lines of limited size, and older ones beside it. Other servers may write to it as well.
 
-    Other servers may write to it as well. A pipe or a device is written to and never rotated.
+    A pipe or a device is never rotated.
     """
 
     def __init__(self, path: Path, most_bytes: int, kept: int) -> None:
@@ -218,7 +215,7 @@ class _RotatingFile:
             self._file.write(b"\n")
 
     def append(self, lines: bytes) -> tuple[int, str]:
-        """Write lines; how many of them the disk has refused, and why. No line is written in part."""
+        """Write whole lines; return how many the disk has refused, and why."""
         whole = lines
         try:
             self._follow()
@@ -234,13 +231,13 @@ class _RotatingFile:
         return 0, ""
 
     def close(self) -> None:
-        with suppress(OSError):  # a disk over the network may say only now that it is full
+        with suppress(OSError):  # a network disk may report only now that it is full
             self._file.close()
 
     def _take_back(self, torn: int) -> None:
-        """Cut off the bytes of a line that was written in part, unless another server has written behind it.
+        """Cut off the bytes of a partial line, unless another server has written after it.
 
-        If it cannot be cut off, the line is ended when the file is opened again.
+        If that fails, the line is ended when the file is opened again.
         """
         if not torn or not self._rotates:
             return
@@ -253,7 +250,7 @@ class _RotatingFile:
         return os.fstat(self._file.fileno()).st_size
 
     def _follow(self) -> None:
-        """Another server may have rotated the file, or somebody may have moved it."""
+        """Open the file again if it was rotated by another server, or moved."""
         if not self._file.closed and self._rotates and not self._is_in_place():
             self._file.close()
         if self._file.closed:
@@ -266,7 +263,7 @@ class _RotatingFile:
             return False
 
     def _rotate(self) -> None:
-        """Rename it, unless another server did so before this one got the lock."""
+        """Rename the file, unless another server has done so before this one got the lock."""
         _lock(self._file)
         if self._is_in_place():
             for after, before in zip(self._older[::-1], [*self._older[-2::-1], self._path], strict=True):
@@ -301,7 +298,7 @@ else:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, and do not wait for the other end of a pipe: if nobody reads it, that is an error."""
+    """Open a file without waiting for the other end of a pipe: OSError if nobody reads it."""
     if sys.platform == "win32":
         return open_movable(path, flags)
     descriptor = open_movable(path, flags | os.O_NONBLOCK)
@@ -310,7 +307,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _ends_with_line(path: Path) -> bool:
-    """Whether a line can follow; a file that may only be written gets an empty line to be sure."""
+    """Whether a line can follow. A file that cannot be read gets an empty line, to be sure."""
     try:
         with path.open("rb") as file:
             if not file.seek(0, os.SEEK_END):
@@ -322,16 +319,17 @@ def _ends_with_line(path: Path) -> bool:
 
 
 def _start_thread(work: Callable[..., None], *values: object) -> None:
-    """To read a snapshot of thousands of clients takes longer than the loop may stand still.
+    """Run work that takes longer than the loop may stand still, as reading a snapshot of thousands of
+    clients.
 
-    RuntimeError if the system has no thread to give. Not by `threading`: out of memory, its threads may die
-    before they have reported that they run, and their `start` waits for that for ever.
+    RuntimeError if the system gives no thread. `threading` is no choice: out of memory, a thread may die
+    before it has reported that it runs, and `Thread.start` waits for that for ever.
     """
     start_new_thread(work, values)
 
 
 class RelayEvents:
-    """Looks behind the relays of a server, as the server does not see what happens there."""
+    """Makes events of what happens behind the relays of a server, by looking there."""
 
     def __init__(self, core: ServerCore[Any], events: Events) -> None:
         self._core = core
@@ -340,7 +338,7 @@ class RelayEvents:
         self._next_look = 0.0
 
     def look(self) -> None:
-        """About once a second."""
+        """Called about once a second."""
         if not self._events.are_wanted or not len(self._core.sessions):
             return
         now = time.monotonic()
@@ -351,7 +349,7 @@ class RelayEvents:
     def _take(self, snapshot: bytes) -> None:
         try:
             _start_thread(self._follow, snapshot)
-        except RuntimeError:  # the system has no thread to give: the next look may get one
+        except RuntimeError:  # the system gives no thread: the next look may get one
             self._next_look = 0.0
 
     def _follow(self, snapshot: bytes) -> None:
@@ -373,7 +371,7 @@ class RelayEvents:
 
 
 class StallReports:
-    """Reports when a stall has lasted `Limits.stall_seconds`, and again whenever it is twice as long."""
+    """Logs a stall that has lasted `Limits.stall_seconds`, and again each time it is twice as long."""
 
     def __init__(self, core: ServerCore[Any], events: Events) -> None:
         self._core = core
@@ -381,7 +379,7 @@ class StallReports:
         self._due = core.limits.stall_seconds
 
     def look(self) -> None:
-        """About once a second."""
+        """Called about once a second."""
         core = self._core
         lasted = core.stalled_seconds
         if lasted < core.limits.stall_seconds:
@@ -393,7 +391,7 @@ class StallReports:
     def _report(self, seconds: float, snapshot: bytes) -> None:
         try:
             _start_thread(self._judge, snapshot, seconds)
-        except RuntimeError as error:  # the system has none to give
+        except RuntimeError as error:  # the system gives no thread
             logger.warning("no progress for %.0f s; who waits cannot be told: %s", seconds, error)
 
     def _judge(self, snapshot: bytes, seconds: float) -> None:
@@ -408,7 +406,7 @@ class StallReports:
         except ProtocolError as error:
             text = f"no progress for {seconds:.0f} s; {error.message}"
         else:
-            if not roll.awaited:  # those who wait are launchers or tools
+            if not roll.awaited:  # only launchers and tools wait
                 return
             text = stall_text(roll, seconds)
         logger.warning("%s", text)

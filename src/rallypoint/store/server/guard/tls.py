@@ -1,8 +1,8 @@
-"""TLS with a proof of the job's secret: one end of a connection, bytes in, bytes out, and no socket.
+"""TLS with a proof of the job's secret: one end of a connection, bytes in and bytes out, without a socket.
 
-The certificate of a server is the user's own, or one that is made at the start. That one proves nothing by
-itself: it gives the connection its keys, and the proofs of the secret are bound to it
-(`store/wire/preface.py`). So nobody has to sign it, and it is forgotten with the process.
+A server's certificate is the user's own, or made at the start. The latter proves nothing by itself: it gives
+the connection its keys, and the proofs of the secret are bound to it (`store/wire/preface.py`). So nobody has
+to sign it, and it is not kept.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Preface = ClientPreface | ServerPreface
 
 
 class Channel:
-    """Takes the bytes that come, gives those to send. Behind an error it is of no use any more."""
+    """Takes the received bytes, and gives those to send. It is of no use after an error."""
 
     def __init__(
         self, context: ssl.SSLContext, preface: Callable[[bytes], Preface], name: str | None = None
     ) -> None:
-        """`preface` makes the preface from the hash of the certificate that the other end shows, if any.
+        """`preface` makes the preface, given the hash of the other end's certificate, if that has one.
 
         `name`: for a client, the host name that it has connected to.
         """
@@ -55,13 +55,13 @@ class Channel:
         self._make_preface = preface
         self._preface: Preface | None = None
         self.right: Right | None = None
-        """For a server: what the client may do, once that is proved."""
+        """For a server: the right that the client has proved."""
         self.has_ended = False
-        """Whether the other end has said that it sends nothing more."""
+        """Whether the other end sends nothing more."""
 
     @property
     def is_open(self) -> bool:
-        """Whether both ends have proved what they had to."""
+        """Whether both ends have proved the secret."""
         return self._preface is not None and self._preface.is_done
 
     def begin(self) -> bytes:
@@ -70,9 +70,9 @@ class Channel:
         return self.take()
 
     def receive(self, data: bytes) -> bytes:
-        """Take what has come, and return what it holds for the caller. What `take` gives is to be sent next.
+        """Take received bytes, and return the plain text in them. Send what `take` gives next.
 
-        AccessError if the other end fails to prove something, or breaks TLS.
+        AccessError if the other end cannot prove the secret, or breaks TLS.
         """
         self._coming.write(data)
         try:
@@ -102,12 +102,12 @@ class Channel:
         return rest
 
     def seal(self, data: bytes) -> bytes:
-        """What to send, for what is to be said."""
+        """The bytes to send for a plain text."""
         self._write(data)
         return self.take()
 
     def take(self) -> bytes:
-        """What is to be sent by now."""
+        """The bytes to send by now."""
         return self._going.read()
 
     def _shake_hands(self) -> bool:
@@ -165,7 +165,7 @@ def _words_for(error: ssl.SSLError) -> str:
 
 
 class ServerTls(NamedTuple):
-    """What a server needs for TLS."""
+    """A server's part of TLS."""
 
     context: ssl.SSLContext
     certificate: bytes
@@ -173,7 +173,7 @@ class ServerTls(NamedTuple):
 
 
 def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
-    """With the user's certificate, if the variables name one, or a new one. UsageError if neither works."""
+    """With the certificate that the variables name, or a new one. UsageError if that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # nothing is resumed, and nothing is sent unasked
@@ -218,12 +218,12 @@ def _no_password() -> str:
 
 
 def _hash_of(certificate: bytes) -> bytes:
-    """The hash of a certificate, as the proofs have it."""
+    """As the proofs use it."""
     return sha256(certificate).digest()
 
 
 def _hash_of_pem(pem: str) -> bytes:
-    """That of the first one in a text: the server's own."""
+    """Of the first certificate in a text: the server's own."""
     begin = pem.index("-----BEGIN CERTIFICATE-----")
     return _hash_of(ssl.PEM_cert_to_DER_cert(pem[begin : pem.index(_END, begin) + len(_END)] + "\n"))
 

@@ -19,8 +19,8 @@ from rallypoint.store.server.loops.loop import Loop
 
 logger = logging.getLogger("rallypoint.server")
 
-# A read allocates a buffer, and cuts it to size. The interpreter's own allocator has one of this length, header
-# included; a longer one would come from the C library, and cost more.
+# A read allocates a buffer, and cuts it to size. The interpreter's own allocator has one of this length with
+# its header; a longer one would come from the C library, and cost more.
 _FEW_BYTES = 448
 # For a client that has sent more at once. From 64 KiB on, the C library would trim its heap for each buffer.
 _MANY_BYTES = 1 << 15
@@ -48,8 +48,8 @@ _TCP_INFO_BYTES = 136
 _CLOSE_WAIT = 8  # the state of a connection whose client has sent FIN, which counts as a byte
 
 Socket = socket.SocketType
-"""The base of `socket.socket`. Accepting with it costs half as much: `socket.socket.accept` looks up how family
-and type are called, for each client."""
+"""The base of `socket.socket`. Accepting with it costs half as much: `socket.socket.accept` looks up what
+family and type are called, for each client."""
 
 
 class LinkOwner(Protocol[ClientT]):

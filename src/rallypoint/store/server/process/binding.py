@@ -1,9 +1,8 @@
-"""Where a server listens: only where its host name says.
+"""Where a server listens: only where its host name says. torch's own server binds every interface always.
 
-`localhost` and loopback addresses bind loopback alone; an address of this machine binds that address; a
-name that is not of this machine (a NAT's, a service's) binds every interface, with a warning, and
-so does a name of this machine that its hosts file maps to loopback, since others reach it elsewhere.
-torch's own server binds every interface always.
+`localhost` and loopback addresses bind loopback alone, an address of this machine that address. A name that
+is not of this machine (a NAT's, a service's) binds every interface, with a warning. So does a name of this
+machine that its hosts file maps to loopback, since others reach it elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from rallypoint.store.machine.system import accept_backlog, holder_of
 logger = logging.getLogger("rallypoint.server")
 
 BACKLOG = 65_535
-"""How many clients may wait to be accepted; the system cuts it down to what it allows for one socket."""
+"""How many clients may wait to be accepted; the system limits it for each socket."""
 
 _MOST_SOCKETS = 16
 _PORT_TRIES = 16
@@ -46,11 +45,11 @@ class BindAddresses(NamedTuple):
 
 
 ANY_PORT: Final = range(1)
-"""A free port, of the system's choice."""
+"""A free port that the system chooses."""
 
 
 def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket]:
-    """As `listen`, on the first of these ports that is free; BindError if there is none of several."""
+    """As `listen`, on the first free one of several ports; BindError if there is none."""
     if len(ports) == 1:
         return listen(host, ports[0], parts)
     addresses = _choose(host, ports[0])
@@ -64,12 +63,10 @@ def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket
 
 
 def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:
-    """Sockets that listen on `port` (0: a free one, the same for all) of the addresses that `host` means.
+    """Sockets that listen on `port` (0: a free one, the same for all) of the addresses of `host`.
 
-    `parts`: how many processes will have a part of them (see `share_out`).
-
-    Raises PortInUseError, which names the process that holds the port if the system tells, BindError or
-    UsageError.
+    `parts`: how many processes will share them (see `share_out`). Raises PortInUseError, which names the
+    process that holds the port if the system tells, BindError or UsageError.
     """
     addresses = _choose(host, port)
     if port == 0 and len(addresses) > 1:  # what is free on the first address may be taken on the second
@@ -80,10 +77,10 @@ def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:
 
 
 def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socket.socket]]:
-    """Which of these sockets each of some processes is to accept from.
+    """The sockets that each of several processes accepts from.
 
     On Linux each has its own, and the system spreads the clients over them evenly. Elsewhere all accept from
-    the same ones, and whoever is free takes the next client.
+    the same ones, and a free process takes the next client.
     """
     if sys.platform != "linux" or len(listeners) % parts:
         return [list(listeners)] * parts
@@ -91,14 +88,14 @@ def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socke
 
 
 def reserve(host: str, port: int) -> list[socket.socket]:
-    """Sockets that are bound as those of `listen`, but do not listen: until they do, a connect is refused."""
+    """Sockets bound as those of `listen`, but not listening yet: a connect is refused."""
     addresses = _choose(host, port)
     first = reserve_again([(addresses[0], port)])
     return first + reserve_again((each, first[0].getsockname()[1]) for each in addresses[1:])
 
 
 def reserve_again(places: Iterable[Any]) -> list[socket.socket]:
-    """As `reserve`, at the very addresses of sockets that are closed now."""
+    """As `reserve`, at the addresses of sockets that are closed by now."""
     sockets: list[socket.socket] = []
     for address, port, *_ in places:
         try:
@@ -119,13 +116,13 @@ def _choose(host: str, port: int) -> tuple[str, ...]:
 
 
 def try_port(host: str, port: int) -> None:
-    """Raise the errors of `listen` that binding alone shows. Nobody can connect meanwhile."""
+    """Raise the errors of `listen` that show when binding. Nobody can connect meanwhile."""
     for address in addresses_for(host).addresses:
         reserve_again([(address, port)])[0].close()
 
 
 def adopt(fd: int) -> socket.socket:
-    """The socket behind a file descriptor that the caller has bound, listening from now on."""
+    """Listen on a socket that the caller has bound, and passes as a file descriptor."""
     try:
         listener = socket.socket(fileno=fd)
     except (OSError, ValueError) as error:
@@ -245,8 +242,7 @@ def _open(address: str, port: int, *, shared: bool = False, listens: bool = True
 
 
 def _sockets_for(parts: int) -> int:
-    """How many sockets it takes for `BACKLOG` clients to wait, and as many for each part, where Linux spreads
-    clients over them.
+    """How many sockets it takes for `BACKLOG` clients to wait, a multiple of `parts`; 1 except on Linux.
 
     A client that does not fit tries again a second later, so in a storm a short backlog costs seconds.
     """
@@ -259,7 +255,7 @@ def _sockets_for(parts: int) -> int:
 def _bind_failure(
     address: str, port: int, error: OSError, *, asks_holder: bool = True
 ) -> PortInUseError | BindError:
-    """`asks_holder`: the system is asked which process has the port, which may take seconds."""
+    """`asks_holder`: look up which process has the port, which may take seconds."""
     # On Windows, a port that another holds for itself alone is forbidden.
     if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
         holder = holder_of(port) if asks_holder else None

@@ -89,10 +89,10 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     return Secret(text, f"the variable {SECRET_VARIABLE}") if text else None
 
 
-def look_credentials(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
+def look_credentials() -> Secret | Token | None:
     """What this process proves when it only looks: its secret, or its token."""
-    secret = job_secret(environ)
-    text = environ.get(LOOK_VARIABLE)
+    secret = job_secret()
+    text = os.environ.get(LOOK_VARIABLE)
     return Token(text) if secret is None and text else secret
 
 

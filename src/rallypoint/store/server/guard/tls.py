@@ -11,7 +11,7 @@ import os
 import ssl
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -172,12 +172,12 @@ class ServerTls(NamedTuple):
     """The hash of its certificate."""
 
 
-def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
+def server_tls() -> ServerTls:
     """With the certificate that the variables name, or a new one. UsageError if that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # nothing is resumed, and nothing is sent unasked
-    certificate, key = environ.get(CERTIFICATE_VARIABLE), environ.get(KEY_VARIABLE)
+    certificate, key = os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(KEY_VARIABLE)
     try:
         if certificate:
             context.load_cert_chain(certificate, key or None, password=_no_password)

@@ -10,7 +10,7 @@ others are served at once, and never wait for longer than that moment.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -41,8 +41,7 @@ class Backlog(Generic[ClientT]):
         self._watch = watch
         self._since: dict[Link[ClientT], float] = {}  # the last demand of each
         # Who is served next, and whether requests are left: else the client is read.
-        self._queue: deque[tuple[Link[ClientT], bool]] = deque()
-        self._queued: set[Link[ClientT]] = set()
+        self._queue: OrderedDict[Link[ClientT], bool] = OrderedDict()
         self._work = Sliced(loop, self._serve_next)
         self._is_held = False
         self._parked: dict[Link[ClientT], set[Reason]] = {}
@@ -51,7 +50,7 @@ class Backlog(Generic[ClientT]):
 
     def reader(self, link: Link[ClientT]) -> Callback | None:
         """What to call when a client is readable; None: do not read it now."""
-        if link in self._parked or link in self._queued:
+        if link in self._parked or link in self._queue:
             return None
         return link.on_readable if link not in self._since else partial(self._enqueue, link, has_rest=False)
 
@@ -66,8 +65,7 @@ class Backlog(Generic[ClientT]):
     def park(self, link: Link[ClientT], reason: Reason) -> None:
         """Do not serve a client, until it is unparked for the same reason."""
         self._parked.setdefault(link, set()).add(reason)
-        if link in self._queued:
-            self._queued.remove(link)
+        if self._queue.pop(link, None) is not None:
             self._left.add(link)
         self._loop.watch_readable(link.sock, None)
 
@@ -102,7 +100,7 @@ class Backlog(Generic[ClientT]):
     def forget(self, link: Link[ClientT]) -> None:
         """Drop a client that has gone, or is not served any more."""
         self._since.pop(link, None)
-        self._queued.discard(link)
+        self._queue.pop(link, None)
         self._parked.pop(link, None)
         self._left.discard(link)
         self._unread.pop(link, None)
@@ -111,7 +109,7 @@ class Backlog(Generic[ClientT]):
         """Serve clients normally again that have asked for little for a while."""
         before = self._loop.turn.now - _MEMORY
         for link, since in list(self._since.items()):
-            if since < before and link not in self._queued and link not in self._parked:
+            if since < before and link not in self._queue and link not in self._parked:
                 del self._since[link]
                 self._watch(link)
 
@@ -122,16 +120,13 @@ class Backlog(Generic[ClientT]):
             self._work.go_on()
 
     def _enqueue(self, link: Link[ClientT], *, has_rest: bool) -> None:
-        self._queue.append((link, has_rest))
-        self._queued.add(link)
+        self._queue[link] = has_rest
         self._loop.watch_readable(link.sock, None)
         self._work.go_on()
 
     def _serve_next(self) -> bool:
         if self._queue and not self._is_held:
-            link, has_rest = self._queue.popleft()
-            if link in self._queued:  # or it has gone meanwhile
-                self._queued.remove(link)
-                link.on_readable(b"" if has_rest else None)
-                self._watch(link)
+            link, has_rest = self._queue.popitem(last=False)
+            link.on_readable(b"" if has_rest else None)
+            self._watch(link)
         return bool(self._queue) and not self._is_held

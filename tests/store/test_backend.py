@@ -80,8 +80,7 @@ def has_loaded_libuv(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("argument", "variable", "libuv"),
-    [(None, None, True), (True, "0", True), (None, "off", False)],
+    ("argument", "variable", "libuv"), [(None, None, True), (True, "0", True), (None, "off", False)]
 )
 def test_the_store_tells_which_backend_serves(
     argument: bool | None, variable: str | None, libuv: bool, monkeypatch: pytest.MonkeyPatch

@@ -69,11 +69,7 @@ def test_a_request_does_not_wait_for_the_handshakes_before_it(
     """Counted in handshakes and not in seconds, so the load of this machine does not matter."""
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
     hello = _client_hello()
-    with (
-        serving(backend, host="0.0.0.0") as server,
-        RawClient(server.port) as innocent,
-        ExitStack() as stack,
-    ):
+    with serving(backend, host="0.0.0.0") as server, RawClient(server.port) as innocent, ExitStack() as stack:
         flood = _connect(stack, server.port, _MANY)
         assert innocent.answers()
         pause(server.process)

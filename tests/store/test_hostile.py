@@ -210,9 +210,7 @@ def held_in(client: Client) -> int:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 3), DATA, st.integers(0, 60), st.integers(0, 5_000)), max_size=20))
-def test_what_is_held_is_what_the_core_says_it_holds(
-    inputs: list[tuple[int, bytes, int, int]],
-) -> None:
+def test_what_is_held_is_what_the_core_says_it_holds(inputs: list[tuple[int, bytes, int, int]]) -> None:
     core = Core(Limits(key_bytes=64, value_bytes=512))
     desk = Desk(core)
     ends = desk.open(4)

@@ -26,12 +26,7 @@ from rallypoint.store.rollcall.identity import NOBODY, Identity
 from rallypoint.store.server import neighbours, neighbours_program
 from rallypoint.store.server.loops.backend import Choice, make_loop
 from rallypoint.store.server.neighbours import Found, Process, ProcessNames, Search, command_for
-from rallypoint.store.server.neighbours_program import (
-    Connection,
-    Family,
-    Variables,
-    clients_of,
-)
+from rallypoint.store.server.neighbours_program import Connection, Family, Variables, clients_of
 from raw import SECONDS, is_gone, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scripts and limits of Linux")

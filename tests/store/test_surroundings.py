@@ -161,9 +161,7 @@ def _start(command: Sequence[str], folder: Path, **variables: str) -> subprocess
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_clients_beyond_64_file_descriptors_wait_and_the_others_are_served(
-    backend: str,
-) -> None:
+def test_clients_beyond_64_file_descriptors_wait_and_the_others_are_served(backend: str) -> None:
     with serving(backend) as server, RawClient(server.port) as one:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (64, 64))
         many = [socket.create_connection(("127.0.0.1", server.port), SECONDS) for _ in range(100)]
@@ -293,10 +291,7 @@ def test_the_secret_is_in_nothing_that_is_shown(tmp_path: Path, monkeypatch: pyt
             with urllib.request.urlopen(urllib.parse.urljoin(page, part), timeout=SECONDS) as answer:
                 shown.append(answer.read().decode())
         place = f"127.0.0.1:{server.port}"
-        shown += [
-            _call("status", place),
-            _call("status", "--json", place),
-        ]
+        shown += [_call("status", place), _call("status", "--json", place)]
         until(lambda: '"event":"error"' in events.read_text(), "the events are written")
         shown += [events.read_text(), server.read_log()]
         command_line = Path(f"/proc/{server.process.pid}/cmdline").read_text()

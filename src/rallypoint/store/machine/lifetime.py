@@ -89,12 +89,8 @@ def children_end_with_us() -> Iterator[None]:
     kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
     kernel.CreateJobObjectW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p)
     kernel.AssignProcessToJobObject.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    kernel.SetInformationJobObject.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-    )
+    pointer = ctypes.c_void_p
+    kernel.SetInformationJobObject.argtypes = (pointer, ctypes.c_int, pointer, ctypes.c_uint32)
 
     def end_all_on_close(flags: int) -> bool:
         limits = (ctypes.c_uint64 * (_LIMITS_BYTES // 8))()

@@ -220,22 +220,9 @@ def _question(number: int, local: Address, remote: Address) -> bytes:
     family, here = _packed(local[0])
     _, there = _packed(remote[0])
     interface = local[3] if len(local) > 3 else 0  # of a link-local address
-    return _pack_question(
-        _QUESTION_BYTES,
-        _SOCK_DIAG_BY_FAMILY,
-        _REQUEST,
-        number,
-        family,
-        _TCP,
-        _ALL_STATES,
-        htons(local[1]),
-        htons(remote[1]),
-        here,
-        there,
-        interface,
-        _NO_COOKIE,
-        _NO_COOKIE,
-    )
+    head = _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST, number, family, _TCP, _ALL_STATES
+    ends = htons(local[1]), htons(remote[1]), here, there
+    return _pack_question(*head, *ends, interface, _NO_COOKIE, _NO_COOKIE)
 
 
 @lru_cache(_HOSTS_KEPT)

@@ -332,9 +332,8 @@ def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
 def test_ranks_behind_a_relay_are_in_the_events_of_the_server(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with ExitStack() as stack:
-        logs = [stack.enter_context((tmp_path / name).open("w+")) for name in ("server", "relay")]
-        server = stack.enter_context(serving("libuv", logs[0], ["--events", str(path)]))
-        relay = stack.enter_context(relaying(server.address, logs[1]))
+        server = stack.enter_context(serving("libuv", options=["--events", str(path)]))
+        relay = stack.enter_context(relaying(server.address))
         who = rank(6, "node-b")
         client = connect(relay.host, relay.port, Deadline(SECONDS), who)
         client.send(counted_request(Op.WAIT, [b"/missing"]), Deadline(SECONDS))

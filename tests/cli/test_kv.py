@@ -13,11 +13,11 @@ from typing import Protocol
 
 import pytest
 
-from processes import serving
+from processes import serving, torch_serving
 from rallypoint.cli import kv
 from rallypoint.cli.main import main
 from rallypoint.client.tcp import TCPStore
-from raw import SECONDS, RawClient, server_of_torch
+from raw import SECONDS, RawClient
 
 pytestmark = pytest.mark.windows
 
@@ -40,7 +40,7 @@ OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("legacy", "tor
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server: ours, and torch's, on each backend."""
     if request.param.startswith("torch"):
-        with server_of_torch(use_libuv=request.param == "torch") as number:
+        with torch_serving(use_libuv=request.param == "torch") as number:
             yield number
     else:
         path = tmp_path_factory.mktemp("kv") / "log"

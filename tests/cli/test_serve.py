@@ -61,14 +61,6 @@ def port_in(line: str) -> int:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all tests of this module that leave it as it is, once on each backend."""
-    path = tmp_path_factory.mktemp("serve") / request.param
-    with path.open("w+") as log, serving(request.param, log) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
 def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with limits of which each concerns one test."""
     limits = ("unsent_bytes=1_000_000", "handshake_seconds=0.5", "connections=30")

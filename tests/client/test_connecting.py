@@ -389,13 +389,10 @@ def _interrupted(call: Callable[[], object], line: int) -> bool:
 CALLS: dict[str, tuple[Callable[[TCPStore], object], object]] = {
     "get": (lambda store: store.get("key"), b"value"),
     "multi_get": (lambda store: store.multi_get(["key", "other"]), [b"value", b"other value"]),
-    "check": (lambda store: store.check(["key"]), True),
     "compare_set": (lambda store: store.compare_set("key", "wrong", "new"), b"value"),
-    "num_keys": (lambda store: store.num_keys(), 2),
     "set": (lambda store: store.set("key", "value"), None),
     "wait": (lambda store: store.wait(["key"]), None),
     "timed-out wait": (lambda store: time_out(store), ("missing",)),
-    "queue_len": (lambda store: store.queue_len("queue"), 0),
     "list_keys": (lambda store: sorted(store.list_keys()), ["key", "other"]),
 }
 

@@ -79,6 +79,13 @@ def _running(command: Sequence[str], host: str, log: IO[str]) -> Iterator[Server
         end(process)
 
 
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def has_ipv6() -> bool:
     """Whether this machine has an IPv6 loopback, whatever Python was built with."""
     try:

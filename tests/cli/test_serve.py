@@ -486,16 +486,3 @@ def test_an_accept_that_fails_is_tried_again(code: int) -> None:
     with pumping([code]) as (port, listener), RawClient(port) as client:
         assert client.answers()
         assert not listener.failures
-
-
-def test_many_clients_at_once(server: Server) -> None:
-    """They connect before any of them is answered."""
-    clients = [RawClient(server.port) for _ in range(300)]
-    try:
-        for client in clients:
-            client.send(request(Op.ADD, b"arrived", tail=pack_i64(1)))
-        totals = {int.from_bytes(client.read(8), "little") for client in clients}
-        assert totals == set(range(1, 301))
-    finally:
-        for client in clients:
-            client.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -21,6 +20,7 @@ from processes import free_port
 from rallypoint.explain import explain
 from rallypoint.explain.reading import Opener
 from rallypoint.explain.report import as_text
+from raw import until
 from windows.test_launching import PACKAGES, SOURCE, portable, run_to_files
 
 pytestmark = [pytest.mark.windows, pytest.mark.timeout(900)]
@@ -162,10 +162,7 @@ def test_ranks_do_not_outlive_an_agent_that_is_killed(tmp_path: Path) -> None:
         )
     try:
         ranks = [tmp_path / "rank0", tmp_path / "rank1"]
-        end = time.monotonic() + _SECONDS
-        while not all(rank.exists() and rank.read_text() for rank in ranks):
-            assert time.monotonic() < end, (tmp_path / "output").read_text()
-            time.sleep(0.1)
+        until(lambda: all(rank.exists() and rank.read_text() for rank in ranks), "the ranks run", _SECONDS)
         pids = [rank.read_text().split() for rank in ranks]
         processes = [psutil.Process(int(pid)) for pid, _ in pids]
         psutil.Process(int(pids[0][1])).kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 import psutil
@@ -114,18 +113,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def log_of(server: Server) -> str:
-    """What a server has logged. By its name: the open file shares its position with the one who writes."""
-    return Path(server.log.name).read_text()
-
-
 def await_log(server: Server, *words: str) -> str:
     """The first line of a server's log that has all these words; waits for it."""
     found: list[str] = []
 
     def look() -> bool:
-        found.extend(line for line in log_of(server).splitlines() if all(word in line for word in words))
+        found.extend(line for line in server.read_log().splitlines() if all(word in line for word in words))
         return bool(found)
 
-    until(look, f"a log line with {words}; it has: {log_of(server)}")
+    until(look, f"a log line with {words}; it has: {server.read_log()}")
     return found[0]

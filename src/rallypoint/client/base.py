@@ -27,7 +27,7 @@ _StoreType = TypeVar("_StoreType", bound="Store")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 NOTHING = b"\0"
-"""To look at a key: compared with this, and set to this, it stays as it is. See `seen`."""
+"""A COMPARE_SET with this as both values reads a key, and changes nothing. See `seen`."""
 
 _KEYS_SHOWN = 8
 
@@ -51,14 +51,14 @@ def to_text(name: bytes) -> str:
 
 
 def as_keys(keys: Sequence[str]) -> Sequence[str]:
-    """The keys; UsageError for a text alone, which would be taken for a list of its letters."""
+    """The keys; UsageError for a single text, which would be read as a list of its letters."""
     if isinstance(keys, str):
         raise UsageError(f"{keys!r} is one key, where a list is wanted", hint=f"write [{keys!r}]")
     return keys
 
 
 def seen(found: bytes) -> bytes:
-    """The value of a key that was compared with `NOTHING`; empty if there is none."""
+    """The value of a key that was read with `NOTHING`; empty if there is none."""
     return b"" if found == NOTHING else found
 
 
@@ -68,7 +68,7 @@ def closed_error(store: Store) -> RallypointError:
 
 
 def keys_missing(place: str, missing: Sequence[str], count: int, seconds: float) -> StoreTimeoutError:
-    """The error for `count` keys, of which some did not come to the store at `place` in time."""
+    """The error of a wait for `count` keys, some of which were not set at `place` in time."""
     named = ", ".join(shown(key, LONGEST_SENTENCE) for key in missing[:_KEYS_SHOWN])
     more = ", …" if len(missing) > _KEYS_SHOWN else ""
     return StoreTimeoutError(

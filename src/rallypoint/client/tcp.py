@@ -250,16 +250,15 @@ class TCPStore(Store):
     # The store itself
 
     def tell(self, text: str) -> None:
-        """Say what whoever looks at the store is to be told of this process, instead of what it said before.
+        """Report a text about this process, which snapshots of the store show; it replaces the one before.
 
-        For launchers, and for servers of Rallypoint and their relays alone: torch's own server ends a
-        connection that tells, also if a relay is in front of it. The caller has to know that it is none. The
-        text is ASCII, of at most 65,536 characters; an empty one takes back what was told.
+        The text is ASCII, of at most 65,536 characters; an empty one withdraws the report. For launchers, on
+        servers of Rallypoint and their relays alone: torch's own server ends the connection, also behind a
+        relay, so the caller has to know which it is.
 
-        What is told belongs to the connection that it went by, as does the identity that was sent there
-        first, and goes with it. Calls at the same time go by several connections, each with a text of its
-        own. So use a store for this that no other thread uses: it has one connection, and makes a new one if
-        that is lost. What was told before is gone then, until the next call.
+        The server keeps the text with the connection that it came by, and drops it with that. Each thread
+        has a connection of its own: so use a store for this that no other thread uses, and report again if
+        its connection is lost.
         """
         if not text.isascii() or len(text) > ACTIVITY_BYTES:
             raise UsageError(

@@ -1,9 +1,8 @@
 """torchrun, as `rallypoint run` starts it: `python -m rallypoint.pytorch.agent` and torchrun's arguments.
 
-It is torchrun's own main function. Some things are added: how many ranks `--nproc-per-node=devices` means on
-this machine, which only torch can tell; that agent and ranks end when `rallypoint run` is killed; that the
-agent outlives signals which are meant for its ranks; and, on Windows, how ranks are ended, for which torchrun
-uses what is not there.
+It runs torchrun's own main function, with additions: `--nproc-per-node=devices` counts the accelerators of
+this machine, which only torch can do; agent and ranks end when `rallypoint run` is killed; the agent survives
+signals that are meant for its ranks; and, on Windows, ranks are ended in a way that exists there.
 """
 
 from __future__ import annotations
@@ -130,11 +129,10 @@ def be_interrupted_once() -> None:
 
 
 def be_told_once() -> None:
-    """Have torchrun end its ranks at the first signal to end, and give them their time whatever follows.
+    """Have torchrun end its ranks at the first SIGTERM or SIGINT, and ignore the ones that follow.
 
-    Schedulers send more than one SIGTERM, and `rallypoint run` passes one on. By itself, torchrun would leave
-    its ranks behind at the second signal, in the middle of what they do at their end. Another Ctrl-C,
-    a second later, kills the ranks: somebody does not want to wait for them.
+    Schedulers send several, and `rallypoint run` passes one on. By itself, torchrun would abandon its ranks
+    at the second signal, while they clean up. Another Ctrl-C, a second later, kills the ranks.
     """
     from torch.distributed.elastic.multiprocessing import api
 

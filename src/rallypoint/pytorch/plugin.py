@@ -153,9 +153,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._run_id)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._failures.log_lost()
-        self._joining.stop()
-        self._watch.stop()
+        self._end_attempt()
         ending = self._first_failure()
         self._failures.forget()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
@@ -206,9 +204,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def shutdown(self) -> bool:
         """Leave. The machine with the stores stays until the others have left."""
-        self._failures.log_lost()
-        self._joining.stop()
-        self._watch.stop()
+        self._end_attempt()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
         first = self._first_failure()
@@ -231,6 +227,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._place.close(alone=alone)
         self._watch.close()
         return True
+
+    def _end_attempt(self) -> None:
+        """Neither count nor watch the ranks any more."""
+        self._failures.log_lost()
+        self._joining.stop()
+        self._watch.stop()
 
     def _give_up(self) -> None:
         """This process ends without a `shutdown`: it was told to go by a signal."""

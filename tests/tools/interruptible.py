@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import select
 import shutil
 import signal
@@ -167,11 +168,30 @@ def pause() -> int:
     return int(C.pause())
 
 
+def sleep() -> int:
+    time.sleep(SECONDS)
+    return 0
+
+
+def fails_with_timeout(call: Callable[[], object]) -> int:
+    try:
+        call()
+    except (TimeoutError, queue.Empty, subprocess.TimeoutExpired):
+        return -1
+    return 0
+
+
+def with_timeout(sock: socket.socket) -> socket.socket:
+    sock.settimeout(SECONDS)
+    return sock
+
+
 EPOLL = select.epoll()
+LOCKED = threading.Lock()
+LOCKED.acquire()
 MASK = ctypes.create_string_buffer((1 << signal.SIGUSR2 - 1).to_bytes(128, "little"), 128)
 
-# What it returns, errno if that is -1, and the call. Python's own calls are not here: they make these, and
-# begin anew if one is interrupted (PEP 475).
+# What it returns, errno if that is -1, and the call.
 CALLS: dict[str, tuple[int, int, Callable[[], int]]] = {
     "usleep": (0, 0, lambda: C.usleep(int(SECONDS * 1e6))),
     "nanosleep": (0, 0, lambda: C.nanosleep(SHORT, None)),
@@ -207,6 +227,19 @@ CALLS: dict[str, tuple[int, int, Callable[[], int]]] = {
         errno.EAGAIN,
         lambda: C_WITH_GIL.recv(timeout_of(ENDS[0], socket.SO_RCVTIMEO), BYTES, 1, 0),
     ),
+    "time.sleep": (0, 0, sleep),
+    "select.select": (0, 0, lambda: len(select.select([], [], [], SECONDS)[0])),
+    "select.poll": (0, 0, lambda: len(select.poll().poll(MILLISECONDS))),
+    "epoll.poll": (0, 0, lambda: len(EPOLL.poll(SECONDS))),
+    "socket.recv": (-1, 0, lambda: fails_with_timeout(lambda: with_timeout(ENDS[1]).recv(1))),
+    "Lock.acquire": (0, 0, lambda: LOCKED.acquire(timeout=SECONDS)),
+    "Event.wait": (0, 0, lambda: threading.Event().wait(SECONDS)),
+    "Queue.get": (-1, 0, lambda: fails_with_timeout(lambda: queue.Queue[int]().get(timeout=SECONDS))),
+    "Popen.wait": (0, 0, lambda: subprocess.Popen(["sleep", str(SECONDS)]).wait()),
+    "os.read": (1, 0, lambda: pipe(lambda end: len(os.read(end, 1)))),
+    "os.open": (0, 0, lambda: fifo(lambda: os.open(FIFO, os.O_RDONLY))),
+    "os.waitpid": (1, 0, lambda: child(lambda pid: os.waitpid(pid, 0)[0])),
+    "signal.sigtimedwait": (0, 0, lambda: int(bool(signal.sigtimedwait([signal.SIGUSR2], SECONDS)))),
 }
 
 

@@ -61,14 +61,6 @@ def port_in(line: str) -> int:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all tests of this module that leave it as it is, once on each backend."""
-    path = tmp_path_factory.mktemp("serve") / request.param
-    with path.open("w+") as log, serving(request.param, log) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
 def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with limits of which each concerns one test."""
     limits = ("unsent_bytes=1_000_000", "handshake_seconds=0.5", "connections=30")
@@ -494,16 +486,3 @@ def test_an_accept_that_fails_is_tried_again(code: int) -> None:
     with pumping([code]) as (port, listener), RawClient(port) as client:
         assert client.answers()
         assert not listener.failures
-
-
-def test_many_clients_at_once(server: Server) -> None:
-    """They connect before any of them is answered."""
-    clients = [RawClient(server.port) for _ in range(300)]
-    try:
-        for client in clients:
-            client.send(request(Op.ADD, b"arrived", tail=pack_i64(1)))
-        totals = {int.from_bytes(client.read(8), "little") for client in clients}
-        assert totals == set(range(1, 301))
-    finally:
-        for client in clients:
-            client.close()

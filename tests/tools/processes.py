@@ -38,7 +38,7 @@ class Server:
         return f"{self.host}:{self.port}"
 
     def read_log(self) -> str:
-        """By its name: the open file shares its position with the one who writes."""
+        """What it has logged. By its name: the open file shares its position with the one who writes."""
         return Path(self.log.name).read_text()
 
 
@@ -93,6 +93,13 @@ def _running(command: Sequence[str], host: str, log: IO[str] | None, prelude: st
         assert line.startswith("rallypoint: serving on "), line
         place, _, kind = line.removeprefix("rallypoint: serving on ").strip().rpartition(" ")
         yield Server(process, host, int(place.rpartition(":")[2]), kind.strip("()"), log)
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def has_ipv6() -> bool:

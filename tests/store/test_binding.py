@@ -89,7 +89,7 @@ LOOPBACK = {"127.0.0.1", "::1"} if has_ipv6() else {"127.0.0.1"}
         (["127.0.0.2"], {"127.0.0.2"}),
         pytest.param(["::1", "[::1]"], {"::1"}, marks=needs_ipv6),
     ],
-    ids=str,
+    ids=["localhost", "127.0.0.1", "127.0.0.2", "::1"],
 )
 def test_loopback_binds_loopback_alone(
     hosts: list[str], places: set[str], caplog: pytest.LogCaptureFixture

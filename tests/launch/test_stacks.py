@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.client import tcp
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import (
     MOST_PACKED,
     Child,
@@ -22,10 +23,8 @@ from rallypoint.launch.stacks.activity import (
     pack,
     unpack,
 )
-from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.frames import Frame, is_complete, read_dump
-from rallypoint.launch.stacks.grouping import only, put_together
-from rallypoint.launch.stacks.movement import Movement, Pace
+from rallypoint.launch.stacks.frames import fold, is_complete, read_dump
+from rallypoint.launch.stacks.progress import Movement, Pace, only, put_together
 from rallypoint.launch.stacks.words import summary_lines
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"

@@ -20,24 +20,23 @@ from processes import hand_over
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import Handover
 from rallypoint.launch.reports import ACTIVITY, STALL, Reports
-from rallypoint.launch.stacks import movement, steps, watching
+from rallypoint.launch.stacks import progress, signals_of, stack_signals, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.frames import Dump
-from rallypoint.launch.stacks.grouping import JobActivity, put_together
+from rallypoint.launch.stacks.flight_recorder import PIPES, read_recorders, with_pipes
+from rallypoint.launch.stacks.frames import Dump, fold
+from rallypoint.launch.stacks.progress import JobActivity, put_together
 from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
 from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.steps import read_step, step
-from rallypoint.launch.stacks.switch import signals_of, stack_signals
 from rallypoint.launch.stacks.system import (
     children_of,
     helper_of,
     mask_of,
     names_of,
+    py_spy_program,
     read_process,
     read_process_elsewhere,
 )
-from rallypoint.launch.stacks.tools import PIPES, py_spy_program, read_recorders, with_pipes
 from rallypoint.launch.stacks.watching import StallWatch, StoreChannel, answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
 from rallypoint.watch.status.stacks import all_lines, rank_lines
@@ -566,7 +565,7 @@ def go_on(rank: subprocess.Popen[str]) -> None:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples come every half second, whatever the patience is."""
-    monkeypatch.setattr(movement, "_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(progress, "_EVERY_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -621,7 +620,7 @@ def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: R
 def test_who_waits_for_a_rank_that_has_ended_has_less_time(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(movement, "_AFTER_END_SECONDS", 1.0)
+    monkeypatch.setattr(progress, "_AFTER_END_SECONDS", 1.0)
     ranks.start(f"{COLLECTIVE}\nall_reduce()")
     early = ranks.start("def load():\n    input()\nload()")
     said: list[list[str]] = []

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 
 from jobs import SECONDS, Job, free_port, job
 from namespaces import Machine, two_machines
-from rallypoint.launch.stacks.movement import PATIENCE
+from rallypoint.launch.stacks.progress import PATIENCE
 from rallypoint.watch.web.serving import watch_store
 from web_browser import browsing, looking
 from web_stores import page_of

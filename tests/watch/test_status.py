@@ -22,9 +22,9 @@ from command_line import invoke
 from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.client.look import look, look_through
 from rallypoint.client.tcp import TCPStore
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, pack
-from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import put_together
+from rallypoint.launch.stacks.progress import put_together
 from rallypoint.launch.stacks.words import summary_lines
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.connection import Connection

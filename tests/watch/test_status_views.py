@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from rallypoint.frames import Frame
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
-from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.identity import Identity, Role, Source
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import JobRound

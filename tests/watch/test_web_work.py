@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
-from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot

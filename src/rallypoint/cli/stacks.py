@@ -12,7 +12,7 @@ from rallypoint.cli.signals import ChangedLines, check_watch, repeat, signals_as
 from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
-from rallypoint.launch.stacks.grouping import (
+from rallypoint.launch.stacks.progress import (
     JobActivity,
     awaited_keys,
     machine_activities,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from rallypoint.codec import Within, at_most, from_text, to_text
-from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame, Stack
+from rallypoint.frames import MOST_FRAMES, Frame, Stack
 
 MOST_PACKED: Final = 48 * 1024
 """Characters of a packed activity."""

@@ -13,7 +13,7 @@ from rallypoint.client.look import check_name, look, look_at_round, look_through
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity, activity_of
+from rallypoint.launch.stacks.progress import NO_ACTIVITY, JobActivity, activity_of
 from rallypoint.launch.stacks.words import standstill
 from rallypoint.store.connect.connecting import connect, first_to_answer
 from rallypoint.store.connect.connection import Connection, who_am_i

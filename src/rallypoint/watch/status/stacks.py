@@ -7,10 +7,10 @@ from itertools import chain
 from typing import Any, Final
 
 from rallypoint.codec import to_json
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import RankActivity
-from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import Group, JobActivity
+from rallypoint.launch.stacks.frames import fold
+from rallypoint.launch.stacks.progress import Group, JobActivity
 from rallypoint.launch.stacks.words import (
     STILL_SECONDS,
     chain_text,

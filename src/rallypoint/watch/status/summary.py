@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, TypeVar
 
-from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity
+from rallypoint.launch.stacks.progress import NO_ACTIVITY, JobActivity
 from rallypoint.launch.stacks.words import standstill
 from rallypoint.store.rollcall.clients import gather
 from rallypoint.store.rollcall.identity import Role, Source

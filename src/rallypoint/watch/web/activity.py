@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import MachineActivity, ProcessFacts, RankActivity, unpack
-from rallypoint.launch.stacks.folding import fold, is_library
-from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import (
+from rallypoint.launch.stacks.frames import fold, is_library
+from rallypoint.launch.stacks.progress import (
     NO_ACTIVITY,
     Group,
     JobActivity,
@@ -102,7 +102,7 @@ def groups(report: JobReport, now: float) -> Json:
         # The page knows a group again by its first rank, so that one that is read there stays in its place.
         named_groups[str(each.ranks[0])] = {"place": place, "main": each is main, **_group(each, report, now)}
     return {
-        "size": report.activity.size,
+        "size": len(report.activity.members),
         "count": len(report.activity.groups),
         "groups": named_groups,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.watch.web.access import Access, AccessVerdict, check_token, is_loopback_name
+from rallypoint.watch.web.hosting import Access, AccessVerdict, check_token, is_loopback_name
 
 pytestmark = pytest.mark.windows
 

@@ -15,21 +15,20 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import RankState, Standing
 from rallypoint.store.rollcall.snapshot import Mishap, Relay, Snapshot
-from rallypoint.watch.web.activity import ReportReader
 from rallypoint.watch.web.picture import (
     MOST_ERRORS,
     MOST_RANGES,
     MOST_WAITS,
     PROBLEM,
     Json,
+    ReportReader,
     details,
-    difference,
     picture,
     ranges,
     runs,
-    settle,
     troubled,
 )
+from rallypoint.watch.web.poller import difference, settle
 from web_stores import NOW, ScriptedStore, job
 
 pytestmark = pytest.mark.windows
@@ -201,6 +200,6 @@ def test_details_of_a_rank() -> None:
         wait_seconds=41.0,
     )
     told = {"state": "waiting", "source": "hello", "waits": ("key",), "why": ""}
-    moments = {"time": NOW, "since": NOW - 60, "wait_since": NOW - 41}
+    moments = {"since": NOW - 60, "wait_since": NOW - 41}
     assert details(standing, job(EIGHT), None) == {**who, **figures, **told, **moments}
     assert not {"since", "wait_since"} & set(details(Standing(3, RankState.LATE), job(EIGHT), None))

@@ -14,7 +14,7 @@ from rallypoint.errors import ConnectError
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.web import poller as watching
-from rallypoint.watch.web.activity import ReportReader
+from rallypoint.watch.web.picture import ReportReader
 from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, read_sight
 from test_web_picture import apply
 from web_stores import ScriptedStore, job

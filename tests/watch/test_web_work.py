@@ -13,9 +13,18 @@ from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFac
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.web.activity import MOST_GROUPS, MOST_SLOW, MOST_THREADS, ReportReader
 from rallypoint.watch.web.metrics import encode
-from rallypoint.watch.web.picture import MOST_STALL, Json, details, difference, picture, settle
+from rallypoint.watch.web.picture import (
+    MOST_GROUPS,
+    MOST_SLOW,
+    MOST_STALL,
+    MOST_THREADS,
+    Json,
+    ReportReader,
+    details,
+    picture,
+)
+from rallypoint.watch.web.poller import difference, settle
 from web_stores import NOW, ScriptedStore, job, telling
 
 pytestmark = pytest.mark.windows

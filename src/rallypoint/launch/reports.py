@@ -216,7 +216,7 @@ def _stack(trace: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def _await_look(who: RankIdentity) -> None:
-    """Have this process end only after a look at all ranks, if its launcher takes one: see `RankSampler.alarm`.
+    """Have this process end only after a look at all ranks, if its launcher takes one (`RankSampler.alarm`).
 
     It waits after its error has been printed. Whoever ends it meanwhile loses nothing.
     """

@@ -217,6 +217,9 @@ class JobActivity:
         """The ranks that are known, group by group."""
         return [each for group in self.groups for each in group.members]
 
+    def member(self, rank: int) -> RankActivity | None:
+        return next((each for each in self.members if each.rank == rank), None)
+
     @property
     def living(self) -> list[Group]:
         return [each for each in self.groups if not each.ended]

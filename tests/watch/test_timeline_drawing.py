@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -53,7 +52,6 @@ CASES: dict[str, Callable[[], Timeline]] = {
     "nobody": lambda: judged(START),
     "128 machines": lambda: judged(*straggler(128, last=99, late=20.0, per_machine=1)),
     "crowd": lambda: judged(*straggler(200, last=99, late=20.0, per_machine=8)),
-    "even crowd": lambda: judged(*straggler(200, last=99, late=0.5, per_machine=8)),
 }
 
 
@@ -76,10 +74,6 @@ def _texts(figure: Figure) -> list[Text]:
 
 def _words(figure: Figure) -> list[str]:
     return [each.get_text() for each in _texts(figure)]
-
-
-def _rows_axes(figure: Figure) -> Axes:
-    return figure.axes[-1]
 
 
 # What it shows
@@ -116,17 +110,14 @@ def test_the_straggler_has_its_colour_and_its_label(case: tuple[Timeline, Figure
 
 def test_rows_are_members_or_machines_and_the_axis_is_in_seconds(case: tuple[Timeline, Figure]) -> None:
     timeline, figure = case
-    rows = rows_of(timeline)
-    labels = [each.get_text() for each in _rows_axes(figure).get_yticklabels()]
-    assert len(labels) == sum(row.member is not None for row in rows)
-    if len(timeline.members) <= MOST_ROWS:
-        assert len(labels) == len(timeline.members)
-    else:
-        assert 8 <= len(labels) <= 40
-    low, high = _rows_axes(figure).get_xlim()
+    [axes] = figure.axes
+    labels = [each.get_text() for each in axes.get_yticklabels()]
+    assert len(labels) == sum(row.member is not None for row in rows_of(timeline))
+    assert len(labels) == len(timeline.members) or (len(timeline.members) > MOST_ROWS and len(labels) <= 40)
+    low, high = axes.get_xlim()
     assert low == 0
     assert timeline.seconds <= high <= max(timeline.seconds * 1.1, 0.1)
-    assert _rows_axes(figure).get_xlabel() == "seconds after the first came"
+    assert axes.get_xlabel() == "seconds after the first came"
 
 
 def test_all_that_is_drawn_stands_out_from_white_and_from_dark(tmp_path: Path) -> None:

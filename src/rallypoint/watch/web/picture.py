@@ -54,8 +54,6 @@ Json = dict[str, Any]
 
 SINCE: Final = "since"
 """The name of all moments in a picture."""
-PROBLEM: Final = "problem"
-"""The name of the error of a store that does not answer; other pictures lack it."""
 
 MOST_WAITS: Final = 50
 MOST_BARRIERS: Final = 50
@@ -152,12 +150,6 @@ def picture(snapshot: Snapshot, roll: Roll, report: JobReport) -> Json:
         "history": {f"{each.time:.3f}": [each.operations, each.p99] for each in snapshot.history},
         "errors": dict(_errors(snapshot)),
     }
-
-
-def troubled(before: Json, message: str, hint: str, time: float) -> Json:
-    """The last picture of a store that does not answer any more, with the error."""
-    since = before.get(PROBLEM, {}).get(SINCE, time)
-    return {**before, PROBLEM: {"message": message, "hint": hint, SINCE: since}}
 
 
 def _of(each: object, *names: str) -> Json:

@@ -23,7 +23,7 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import Roll
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.web.picture import SINCE, JobReport, Json, ReportReader, picture, troubled
+from rallypoint.watch.web.picture import SINCE, JobReport, Json, ReportReader, picture
 
 logger = logging.getLogger("rallypoint.web")
 
@@ -99,9 +99,9 @@ def next_frame(before: Frame | None, number: int, sight: Sight, reader: ReportRe
     if sight.found is not None:
         snapshot, roll = sight.found
         content = settle(last, picture(snapshot, roll, reader.read(snapshot)))
-    else:
+    else:  # the last picture of it, with the error
         assert sight.error is not None
-        content = troubled(last, sight.error.message, sight.error.hint, round(time.time(), 1))
+        content = {**last, "problem": {"message": sight.error.message, "hint": sight.error.hint}}
     content = {**content, "address": address, "every": round(sight.pause, 1)}
     return Frame(number, content, difference(last, content))
 

@@ -167,15 +167,6 @@ COMPUTING = replace(ODD, facts=ProcessFacts("runs", cores=0.98))
 
 
 class TestWords:
-    def test_the_odd_rank_is_named_with_its_line(self) -> None:
-        work = put_together([machine("node-a", waiting(0), waiting(1)), machine("node-b", ODD, waiting(3))])
-        assert summary_lines(work) == [
-            "3 of 4 ranks wait in all_reduce (train.py:41, step 1,204), for 4 min 12 s; rank 2 on node-b is "
-            "elsewhere:",
-            "  load_batch (data.py:88) <- train (train.py:33), for 4 min 12 s: "
-            "read() of /mnt/data/shard-17.tar",
-        ]
-
     def test_one_that_has_ended_is_the_oddest(self) -> None:
         ended = replace(ODD, rank=1, ended="its process is gone")
         lines = summary_lines(put_together([machine("a", waiting(0), ended, ODD, waiting(3))]))
@@ -199,27 +190,6 @@ class TestWords:
         work = put_together(only([told], [range(1, 3)]))
         assert [each.ranks for each in work.groups] == [[2], [1]]
         assert work.unknown == ()
-
-    def test_threads_and_children_of_the_odd_one(self) -> None:
-        lock = (Frame("/home/me/locks.py", 5, "hold"), Frame("/usr/lib/python3.11/threading.py", 9, "run"))
-        idle = (Frame("/usr/lib/python3.11/threading.py", 3, "wait"),)
-        odd = replace(
-            ODD,
-            threads=(lock, idle),
-            children=(Child(7, LOADING, ProcessFacts("sleeps", "read() of a pipe")),),
-        )
-        lines = summary_lines(put_together([machine("a", waiting(0), odd)]))
-        assert lines[2:] == [
-            "  another thread of rank 2: hold (locks.py:5)",
-            "  its process 7: load_batch (data.py:88) <- train (train.py:33): read() of a pipe",
-        ]
-
-    def test_names_are_shown_as_text(self) -> None:
-        hostile = (Frame("/x/\x1b[31m<b>.py", 1, "<script>\x07\n"),)
-        odd = replace(ODD, stack=hostile, facts=ProcessFacts("sleeps", "read() of /tmp/\x1b]0;x\x07"))
-        text = "\n".join(summary_lines(put_together([machine("\x1b[2J", waiting(0), odd)])))
-        assert all(character.isprintable() or character == "\n" for character in text)
-        assert r"<script>\x07\n" in text
 
     def test_many_ranks_stay_readable_and_quick(self) -> None:
         """Each rank takes as long among many as among few."""

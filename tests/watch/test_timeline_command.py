@@ -79,7 +79,7 @@ def test_files_of_several_servers_are_one_job(tmp_path: Path) -> None:
 def test_wrong_usage(options: Sequence[str], message: str, file: Path) -> None:
     run = timeline(*[each.format(file=file) for each in options])
     assert (run.exit_code, run.stdout) == (2, "")
-    assert message in f"{run.stderr}{run.exception}"
+    assert message in run.said
 
 
 # With a server

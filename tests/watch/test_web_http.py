@@ -166,21 +166,18 @@ def test_a_rank_keys_and_their_values(url: str) -> None:
         assert ask(url, "api/value?key=" + quote(key)).status == status, key
 
 
-def test_health_and_metrics_of_a_store_that_answers(url: str) -> None:
+def test_health_and_metrics_of_a_store_that_answers_and_of_one_that_does_not(url: str) -> None:
     health = ask(url, "healthz")
     assert (health.status, health.json) == (200, {"status": "ok"})
     metrics = ask(url, "metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b"\nrallypoint_ranks_missing 1.0\n" in metrics.body
-
-
-def test_health_and_metrics_of_one_that_does_not() -> None:
     gone = ScriptedStore(job(EIGHT), failure=ConnectError("cannot reach the store", hint="is it up?"))
-    with page_about(gone) as url:
-        health = ask(url, "healthz")
+    with page_about(gone) as away:
+        health = ask(away, "healthz")
         assert (health.status, health.json) == (503, {"status": "unavailable"})
-        assert ask(url, "metrics").body.endswith(b"\nrallypoint_up 0.0\n")
-        assert ask(url, "api/keys").status == ask(url, "api/ranks/0").status == 503
+        assert ask(away, "metrics").body.endswith(b"\nrallypoint_up 0.0\n")
+        assert ask(away, "api/keys").status == ask(away, "api/ranks/0").status == 503
 
 
 # Events
@@ -490,15 +487,12 @@ def test_a_page_for_other_machines_asks_for_a_token(real_store: tuple[str, int])
         process = psutil.Process(page.server.pid)
         assert TOKEN not in " ".join(process.cmdline())
     assert not process.is_running()
-
-
-def test_the_address_of_a_page_has_a_fresh_token_where_none_is_given(real_store: tuple[str, int]) -> None:
     with hosted(real_store, host="0.0.0.0") as page, hosted(real_store, host="0.0.0.0") as other:
         address, tokens = urlsplit(page.url), [each.url.partition("?token=")[2] for each in (page, other)]
-        assert len(set(tokens)) == 2
+        assert len(set(tokens)) == 2, "each has a fresh one, where none is given"
         assert all(len(each) >= 43 for each in tokens)
         local = f"http://127.0.0.1:{address.port}/"
-        assert ask(local).status == ask(local, f"?token={tokens[1]}").status == 401
+        assert ask(local, f"?token={tokens[1]}").status == 401
         cookie = ask(local, f"?{address.query}").headers["set-cookie"].partition(";")[0]
         assert ask(local, headers={"Cookie": cookie}).status == 200
 

@@ -146,25 +146,6 @@ def test_questions_wait_for_each_other() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_viewer_who_keeps_up_gets_patches(store: ScriptedStore) -> None:
-    async def work() -> None:
-        watch = StoreWatch(store.look, "")
-        events = watch.events()
-        kind, number, mirror = read(await anext(events))
-        assert (kind, number) == ("whole", 1)
-        store.snapshot = job(EIGHT)
-        while mirror["counts"]["late"]:
-            kind, following, patch = read(await anext(events))
-            assert (kind, following) == ("change", number + 1) or kind == "whole"
-            mirror = apply(mirror if kind == "change" else {}, patch)
-            number = following
-        assert mirror["machines"]["node-b"]["states"] == "j4"
-        await events.aclose()
-
-    run(work)
-
-
-@pytest.mark.usefixtures("hasty")
 def test_a_viewer_who_is_slow_gets_the_whole_of_the_latest(store: ScriptedStore) -> None:
     async def work() -> None:
         watch = StoreWatch(store.look, "")

@@ -39,7 +39,7 @@ from rallypoint.launch.stacks.system import (
 )
 from rallypoint.launch.stacks.watching import StallWatch, StoreChannel, answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
-from rallypoint.watch.status.lines import all_lines, rank_lines
+from rallypoint.watch.status.views import all_lines, rank_lines
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)

@@ -29,7 +29,7 @@ from rallypoint.store.replica.engines.address import EngineAddress, Tls, parse_a
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.roll import headline
 from rallypoint.store.rollcall.snapshot import Replication, Standby, Upstream
-from rallypoint.watch.status.lines import summary
+from rallypoint.watch.status.views import summary
 from rallypoint.watch.web.picture import JobReport, picture
 from rolls import part, snapshot
 

@@ -17,9 +17,9 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.rollcall.roll import MachineRanks, RankState, Standing
 from rallypoint.store.rollcall.snapshot import Barrier, Gone, Key, Mishap, Operation, Second, Snapshot
-from rallypoint.watch.status.lines import all_keys, all_waits, one_rank, summary
 from rallypoint.watch.status.report import RollReport, StatusRequest
 from rallypoint.watch.status.torch_store import ForeignStore, describe, describe_keys, host_of
+from rallypoint.watch.status.views import all_keys, all_waits, one_rank, summary
 from rolls import GLOO, big_job, client, part, plan, rank, ranks, relay, snapshot, wait
 
 pytestmark = pytest.mark.windows

@@ -24,8 +24,8 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.status.lines import all_lines, stall_lines
 from rallypoint.watch.status.report import activity_content, essence
+from rallypoint.watch.status.views import all_lines, stall_lines
 
 _ANSWER_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 2.0

@@ -121,8 +121,6 @@ class MachineActivity:
 
     host: _Text
     ranks: tuple[RankActivity, ...]
-    load: _Seconds = -1.0
-    """The machine's load, for each of its cores."""
     world_size: _Number = -1
     """How many ranks the job has; -1: not known."""
 

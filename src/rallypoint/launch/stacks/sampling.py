@@ -19,25 +19,12 @@ from typing import Final
 from rallypoint.frames import Stack
 from rallypoint.launch import reports
 from rallypoint.launch.blame import RankIdentity
+from rallypoint.launch.stacks import system
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
 from rallypoint.launch.stacks.frames import Dump, fold
 from rallypoint.launch.stacks.progress import Movement, Pace
 from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
 from rallypoint.launch.stacks.steps import read_step
-from rallypoint.launch.stacks.system import (
-    GONE,
-    HAS_PROC,
-    STOPPED,
-    Process,
-    bytes_by_socket,
-    bytes_moved,
-    children_of,
-    killed_for_memory,
-    load_per_core,
-    opens,
-    py_spy_stack,
-    read_process,
-)
 from rallypoint.text import named_ranks
 
 _MOST_CHILDREN: Final = 16
@@ -56,7 +43,7 @@ class _Known:
 
     source: Source
     movement: Movement
-    process: Process = GONE
+    process: system.Process = system.GONE
     looked: float = 0.0
     stack: Stack = ()
     seen: float = 0.0
@@ -85,7 +72,7 @@ class _Known:
         """What has to change for it to have moved."""
         return (*self.lock_holder, *self.stack)
 
-    def note_process(self, process: Process, now: float) -> None:
+    def note_process(self, process: system.Process, now: float) -> None:
         """How its process stands now."""
         if self.looked and process.began:
             self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.looked)
@@ -156,7 +143,7 @@ class RankSampler:
         self.pace = self.pace._replace(has_ended=has_ended)
         ranks = tuple(known.activity(now) for _, known in sorted(self._known.items()))
         world = max((each.world_size for each in joined), default=-1)
-        return MachineActivity(socket.gethostname(), ranks, load_per_core(), world_size=world)
+        return MachineActivity(socket.gethostname(), ranks, world_size=world)
 
     def alarm(self) -> str | None:
         """Why to take a sample now; None: no reason. Empty if ranks end only because another one does.
@@ -203,7 +190,7 @@ class RankSampler:
         """The process that is a rank, as it stands now; None if it has ended."""
         known = self._known.get(rank)
         if known is not None and not known.ended:
-            process = read_process(known.source.pid)
+            process = system.read_process(known.source.pid)
             is_here = process.is_here and process.began == known.process.began
             # Another process may have joined as this rank: the first one has only started it.
             is_outdone = known.source.pid not in joined and any(each.pid in joined for each in sources)
@@ -211,11 +198,11 @@ class RankSampler:
                 known.note_process(process, now)
                 return known
             if not is_here:
-                known.ended = _KILLED if HAS_PROC and killed_for_memory(known.source.pid) else _GONE
+                known.ended = _KILLED if system.killed_for_memory(known.source.pid) else _GONE
                 known.left_behind = {each.pid for each in sources}
         behind = known.left_behind if known is not None else set()
         sources = [each for each in sources if each.pid not in behind and _is_open(each)]
-        processes = {each.pid: read_process(each.pid) for each in sources}
+        processes = {each.pid: system.read_process(each.pid) for each in sources}
         source = rank_among(sources, processes, joined)
         if source is None:
             return None
@@ -257,11 +244,11 @@ class RankSampler:
         after = self.pace.family_after
         if now - known.answered > after and not known.is_seen:
             known.is_seen = True
-            if stack := py_spy_stack(known.source.pid):
+            if stack := system.py_spy_stack(known.source.pid):
                 known.note_stack(stack, now)
                 known.movement.restate(known.place)
         is_still = known.movement.still_seconds(now) >= after and not fold(known.stack).waits
-        if is_still and known.process.state not in STOPPED:
+        if is_still and not known.process.is_stopped:
             known.children = self._read_children(known.source)
 
     def _find_transfers(self, ranks: Sequence[_Known], now: float) -> None:
@@ -272,9 +259,9 @@ class RankSampler:
             if known.movement.same_seconds(now) >= self.pace.family_after
             and (known.moved is None or now - known.moved[0] >= _TRANSFER_SECONDS)
         ]
-        by_socket = bytes_by_socket() if long_there else {}
+        by_socket = system.bytes_by_socket() if long_there else {}
         for known in long_there:
-            before, known.moved = known.moved, (now, bytes_moved(known.source.pid, by_socket))
+            before, known.moved = known.moved, (now, system.bytes_moved(known.source.pid, by_socket))
             if before is not None and known.moved[1] - before[1] >= _TRANSFER * (now - before[0]):
                 known.movement.advance(now)
 
@@ -291,12 +278,12 @@ class RankSampler:
         return tuple(
             Child(pid, dumps[pid].stack if pid in dumps else (), process.facts)
             for pid, process in found
-            if pid in dumps or opens(pid, source.path)
+            if pid in dumps or system.opens(pid, source.path)
         )
 
 
-def _children(pid: int) -> list[tuple[int, Process]]:
-    return [(child, read_process(child)) for child in children_of(pid)[:_MOST_CHILDREN]]
+def _children(pid: int) -> list[tuple[int, system.Process]]:
+    return [(child, system.read_process(child)) for child in system.children_of(pid)[:_MOST_CHILDREN]]
 
 
 def _is_failing(stack: Stack) -> bool:
@@ -306,7 +293,7 @@ def _is_failing(stack: Stack) -> bool:
 
 def _is_open(source: Source) -> bool:
     """Whether its process is there; else its file is removed, as the number may be used again."""
-    if not HAS_PROC or read_process(source.pid).is_here:
+    if not system.HAS_PROC or system.read_process(source.pid).is_here:
         return True
     with suppress(OSError):
         source.path.unlink()

@@ -38,7 +38,6 @@ _STATES: Final = {
     "Z": "has ended, and its parent has not noticed",
     "X": "has ended",
 }
-STOPPED: Final = "Tt"
 _UNINTERRUPTIBLE: Final = "D"
 _WAKES: Final = 50
 """In a second of CPU time: so one that takes more than some hundredths of a core moves (see `Movement`)."""
@@ -61,6 +60,10 @@ class Process(NamedTuple):
     @property
     def is_here(self) -> bool:
         return self.state not in ("", "Z", "X")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in ("T", "t")
 
 
 GONE: Final = Process("", ProcessFacts())
@@ -127,14 +130,6 @@ def opens(pid: int, path: Path) -> bool:
     return False
 
 
-def load_per_core() -> float:
-    """The machine's load of the last minute; -1: not known."""
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (AttributeError, OSError):
-        return -1.0
-
-
 _KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
 _KERNEL_LOG_BYTES: Final = 1 << 20
 
@@ -142,6 +137,8 @@ _KERNEL_LOG_BYTES: Final = 1 << 20
 def killed_for_memory(pid: int) -> bool:
     """Whether the kernel has killed this process because memory ran out, as far as its log can be read."""
     text = b""
+    if not HAS_PROC:
+        return False
     with suppress(OSError):  # it may not be read, or there is no more
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(log, "rb", buffering=0):

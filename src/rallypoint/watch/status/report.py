@@ -25,8 +25,8 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import Roll
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.status import lines as words
 from rallypoint.watch.status import torch_store as foreign
+from rallypoint.watch.status import views
 
 _MOST_KEYS: Final = 100_000
 _CONNECT_SECONDS: Final = 3.0
@@ -136,23 +136,23 @@ class RollReport:
     def lines(self, width: int | None = None) -> list[str]:
         rank = self.request.rank
         if self.request.waits:
-            return words.all_waits(self.roll)
+            return views.all_waits(self.roll)
         if self.request.keys:
-            return words.all_keys(self.snapshot)
+            return views.all_keys(self.snapshot)
         if rank is not None:
-            told = words.one_rank(self.snapshot, self.roll, rank)
-            return [*told, *words.rank_lines(self.activity, rank)]
-        return words.summary(self.snapshot, self.roll, width, head=self.head, job=self.activity)
+            told = views.one_rank(self.snapshot, self.roll, rank)
+            return [*told, *views.rank_lines(self.activity, rank)]
+        return views.summary(self.snapshot, self.roll, width, head=self.head, job=self.activity)
 
     @property
     def below(self) -> list[str]:
         """What stands below the summary and is not cut: what a launcher says of a job that stands still, and
         what the ranks do.
         """
-        stall = words.stall_lines(self.snapshot.stall) if self.request.is_summary else []
+        stall = views.stall_lines(self.snapshot.stall) if self.request.is_summary else []
         if not self.request.stacks:
             return stall
-        return [*stall, "", *words.all_lines(self.activity, with_summary=not stall)]
+        return [*stall, "", *views.all_lines(self.activity, with_summary=not stall)]
 
     def content(self) -> dict[str, Any]:
         """For JSON."""
@@ -164,7 +164,7 @@ class RollReport:
             told = {"activity": to_json(self.activity.member(rank))}
         return {
             "roll": {
-                "headline": words.first_line(roll, self.activity),
+                "headline": views.first_line(roll, self.activity),
                 "joined": roll.joined,
                 "missing": [each.rank for each in roll.missing],
                 "unseen": [each.rank for each in roll.unseen],
@@ -216,7 +216,7 @@ class ForeignReport:
     def lines(self, width: int | None = None) -> list[str]:
         if self.request.keys:
             return list(foreign.describe_keys(self.store, self.request.search))
-        return [words.cut(line, width) for line in foreign.describe(self.store)]
+        return [views.cut(line, width) for line in foreign.describe(self.store)]
 
     def content(self) -> dict[str, Any]:
         return {"torch": to_json(self.store)}

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from rallypoint.frames import Frame, Stack
+from rallypoint.launch.stacks import words
 from rallypoint.launch.stacks.activity import MachineActivity, ProcessFacts, RankActivity, unpack
 from rallypoint.launch.stacks.frames import fold, is_library
 from rallypoint.launch.stacks.progress import (
@@ -26,14 +27,6 @@ from rallypoint.launch.stacks.progress import (
     awaited_keys,
     put_together,
     recent_reporters,
-)
-from rallypoint.launch.stacks.words import (
-    STILL_SECONDS,
-    chain_text,
-    facts_text,
-    group_lines,
-    standstill,
-    who_text,
 )
 from rallypoint.store.rollcall.clients import is_heard
 from rallypoint.store.rollcall.identity import Role
@@ -335,7 +328,7 @@ def details(standing: Standing, snapshot: Snapshot, report: ReportedRank | None)
 
 def _idle(report: JobReport, now: float) -> Json:
     """Since when the job has made no progress, and who holds it up; empty while it makes some."""
-    why = standstill(report.activity)
+    why = words.standstill(report.activity)
     seconds = min((each.seconds for each in report.ranks.values()), default=0.0)
     return {SINCE: _moment(now, report.activity.idle_seconds + seconds), "why": why} if why else {}
 
@@ -359,10 +352,10 @@ def _group(group: Group, report: JobReport, now: float) -> Json:
     example = group.example
     first, last = group.steps
     found: Json = {
-        "who": who_text(group),
+        "who": words.who_text(group),
         "count": len(group.members),
         "rank": example.rank,
-        "where": chain_text(group.doing),
+        "where": words.chain_text(group.doing),
         "waits": group.doing.waits,
         "steps": [first, last] if first >= 0 else [],
         "system": "",
@@ -370,9 +363,9 @@ def _group(group: Group, report: JobReport, now: float) -> Json:
     }
     if group.ended:
         return {**found, "ended": shown(group.ended)}
-    found["system"] = facts_text(example.facts)
-    found["family"] = list(group_lines(group))[1:]
-    if group.still_seconds >= STILL_SECONDS:
+    found["system"] = words.facts_text(example.facts)
+    found["family"] = list(words.group_lines(group))[1:]
+    if group.still_seconds >= words.STILL_SECONDS:
         ages = (each.still_seconds + report.ranks[each.rank].seconds for each in group.members)
         found[SINCE] = _moment(now, min(ages))
     if example.silent_seconds >= 0:
@@ -407,7 +400,7 @@ def _doing(each: ReportedRank, now: float) -> Json:
     activity, facts = each.activity, each.activity.facts
     ages = {
         "told_since": 0.0,
-        "still_since": activity.still_seconds if activity.still_seconds >= STILL_SECONDS else -1.0,
+        "still_since": activity.still_seconds if activity.still_seconds >= words.STILL_SECONDS else -1.0,
         "silent_since": activity.silent_seconds,
         "step_since": activity.step_seconds,
     }
@@ -434,7 +427,7 @@ def _facts(facts: ProcessFacts) -> Json:
 
 
 def _thread(stack: Stack) -> Json:
-    return {"where": chain_text(fold(stack)) if stack else "", "stack": _frames(stack)}
+    return {"where": words.chain_text(fold(stack)) if stack else "", "stack": _frames(stack)}
 
 
 def _frames(stack: Sequence[Frame]) -> list[Json]:

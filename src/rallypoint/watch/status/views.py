@@ -13,21 +13,10 @@ from itertools import chain
 from typing import Final, TypeVar
 
 from rallypoint.frames import Stack
+from rallypoint.launch.stacks import words
 from rallypoint.launch.stacks.activity import RankActivity
 from rallypoint.launch.stacks.frames import fold
 from rallypoint.launch.stacks.progress import NO_ACTIVITY, JobActivity
-from rallypoint.launch.stacks.words import (
-    STILL_SECONDS,
-    chain_text,
-    facts_lines,
-    facts_text,
-    headline,
-    last_seen,
-    stack_lines,
-    standstill,
-    summary_lines,
-)
-from rallypoint.store.rollcall import roll as rolls
 from rallypoint.store.rollcall.clients import gather
 from rallypoint.store.rollcall.identity import Role, Source
 from rallypoint.store.rollcall.plan import JobRound
@@ -38,6 +27,7 @@ from rallypoint.store.rollcall.roll import (
     RankState,
     Roll,
     Standing,
+    headline,
     owed_text,
     waiting_text,
 )
@@ -94,9 +84,9 @@ _T = TypeVar("_T")
 
 def first_line(roll: Roll, job: JobActivity) -> str:
     """The headline; if all ranks are here and the job stalls, first what holds it up."""
-    why = standstill(job) if not (roll.trouble or roll.missing or roll.unseen) else ""
+    why = words.standstill(job) if not (roll.trouble or roll.missing or roll.unseen) else ""
     stalled = f"no progress for {duration(job.idle_seconds)}: {why}; " if why else ""
-    return stalled + rolls.headline(roll)
+    return stalled + headline(roll)
 
 
 def summary(
@@ -360,12 +350,12 @@ def all_lines(job: JobActivity, *, with_summary: bool, with_threads: bool = Fals
         return ["what the ranks do is not known: no launcher tells"]
     groups = job.groups
     named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
-    lines = summary_lines(job) if with_summary else []
+    lines = words.summary_lines(job) if with_summary else []
     for each in named:
         example = each.example
         of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
-        facts = ", ".join(facts_lines(example))
-        lines += ["", f"{headline(each)}{of}", *([f"  {facts}"] if facts else [])]
+        facts = ", ".join(words.facts_lines(example))
+        lines += ["", f"{words.headline(each)}{of}", *([f"  {facts}"] if facts else [])]
         if example.stack and example.stack_seconds >= 0:
             lines.append(f"  its stack of {duration(example.stack_seconds)} ago:")
         lines += [*_stack(example.stack), *_family(example, with_threads)]
@@ -379,13 +369,13 @@ def rank_lines(job: JobActivity, rank: int) -> list[str]:
     activity = job.member(rank)
     if activity is None:
         return []
-    where = chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
+    where = words.chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
     if activity.stack and activity.stack_seconds >= 0:
-        where = f"{last_seen(activity)} in {where}"
+        where = f"{words.last_seen(activity)} in {where}"
     rows = {
         "does": [where, *_remarks(activity)],
-        "system": facts_lines(activity),
-        "stack": stack_lines(activity.stack),
+        "system": words.facts_lines(activity),
+        "stack": words.stack_lines(activity.stack),
     }
     return [*_whole_sections(rows), *_family(activity, with_threads=True)]
 
@@ -401,7 +391,7 @@ def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
     if (more := len(threads) - _MOST_THREADS) > 0:
         yield from ("", f"and {counted(more, 'more thread')}")
     for child in activity.children:
-        told = facts_text(child.facts)
+        told = words.facts_text(child.facts)
         head = f"its process {child.pid}{f': {told}' if told else ''}"
         yield from ("", head, *_stack(child.stack))
 
@@ -409,7 +399,7 @@ def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
 def _remarks(activity: RankActivity) -> Iterator[str]:
     if activity.ended:
         yield f"it has ended: {shown(activity.ended, LONGEST_SENTENCE)}"
-    if activity.still_seconds >= STILL_SECONDS and not activity.ended:
+    if activity.still_seconds >= words.STILL_SECONDS and not activity.ended:
         yield f"it has not moved for {duration(activity.still_seconds)}"
     if activity.silent_seconds >= 0:
         yield f"it has not answered for {duration(activity.silent_seconds)}"
@@ -420,6 +410,6 @@ def _remarks(activity: RankActivity) -> Iterator[str]:
 
 
 def _stack(stack: Stack) -> list[str]:
-    lines = [f"  {line}" for line in stack_lines(stack[:_MOST_FRAMES])] or ["  its stack is not known"]
+    lines = [f"  {line}" for line in words.stack_lines(stack[:_MOST_FRAMES])] or ["  its stack is not known"]
     more = len(stack) - _MOST_FRAMES
     return [*lines, f"  and {counted(more, 'more frame')}"] if more > 0 else lines

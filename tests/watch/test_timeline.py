@@ -27,7 +27,6 @@ from rallypoint.store.rollcall.events import (
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.plan import Plan, PlannedMachine
 from rallypoint.watch.timeline.judgement import Timeline
-from rallypoint.watch.timeline.records import WaitEnding
 from rallypoint.watch.timeline.words import as_text, headline, seconds
 from startups import BEGIN, START, arrival, client_of, judged, key_of, open_wait, straggler, wait
 
@@ -44,21 +43,6 @@ def _stragglers(timeline: Timeline) -> list[str]:
 
 
 # The straggler
-
-
-def test_who_comes_late_is_the_straggler() -> None:
-    timeline = judged(*straggler(8, last=5, late=41.2))
-    assert timeline.straggling is not None
-    assert _stragglers(timeline) == ["rank 5"]
-    assert timeline.straggling.waiters == 7
-    assert timeline.straggling.waited == pytest.approx(7 * 41.2, rel=0.01)
-    assert timeline.straggling.is_for_them
-    first = timeline.members[0]
-    assert (first.name, first.host, first.came_late) == ("rank 5", "node-0001", True)
-    assert first.came == pytest.approx(41.2)
-    assert timeline.origin == BEGIN
-    assert timeline.seconds == pytest.approx(41.22)
-    assert timeline.is_over
 
 
 def test_a_machine_that_comes_late_is_named_as_a_whole() -> None:
@@ -119,21 +103,6 @@ def test_overlapping_waits_of_one_rank_count_once() -> None:
 
 
 # Who never came
-
-
-def test_who_never_came_is_first_and_on_the_machine_of_the_plan() -> None:
-    events: list[Event] = [PLAN, *arrival(0, 0.0), *arrival(1, 0.1), *arrival(2, 0.2, "node-b")]
-    events += [open_wait(rank, 0.5, key_of(3)) for rank in range(3)]
-    timeline = judged(START, *events, Stopped(BEGIN + 100))
-    assert not timeline.is_over
-    assert [(each.name, each.host) for each in timeline.missing] == [("rank 3", "node-b")]
-    assert _names(timeline)[0] == "rank 3"
-    assert timeline.straggling is not None
-    assert timeline.straggling.members == timeline.missing
-    assert timeline.straggling.waited == pytest.approx(3 * 99.5)
-    assert timeline.straggling.is_for_them
-    assert timeline.seconds == pytest.approx(100)
-    assert {each.ending for each in timeline.present} == {WaitEnding.OPEN}
 
 
 def test_without_a_plan_the_ranks_themselves_say_how_many_they_are() -> None:

@@ -38,10 +38,10 @@ from rallypoint.text import shown
 
 _WAKES: Final = 4
 _WAKES_PER_SECOND: Final = 2.0
-"""How often a thread may be woken within one call: by the question itself, and by waits with a time."""
+"""Wake-ups that are no move: by the request for the stack, and by waits with a time-out."""
 _STEPS_KEPT: Final = 7
 PATIENCE: Final = 3
-"""A rank that computes in one place has so many times as long as one that does nothing."""
+"""A rank that computes in one place may take this many times as long as one that does nothing."""
 
 
 class Movement:
@@ -107,15 +107,15 @@ class Movement:
 _EVERY_SECONDS: Final = 10.0
 _LEAST_SECONDS: Final = 0.5
 _SAMPLES: Final = 8
-"""Samples before the time of a rank is over: only they show for how long it waits."""
+"""Samples within the time that a rank may wait: only they show for how long it has waited."""
 _BEFORE_TIMEOUT: Final = 0.75
 _AFTER_END_SECONDS: Final = 30.0
-"""Who waits for a rank that has ended waits in vain; a rank of another group may be slow, though."""
+"""A rank that waits for one that has ended waits in vain; but one of another group may only be slow."""
 _FAMILY_SECONDS: Final = 30.0
 
 
 class Pace(NamedTuple):
-    """What is known of the patience of a job."""
+    """For how long the ranks of a job may wait, and how often to sample them."""
 
     stall: float
     """For how long ranks may stand still, as the user says."""

@@ -38,13 +38,14 @@ _TRANSFER_SECONDS: Final = 1.0
 
 
 @dataclass
-class _Known:
-    """What is known of one rank."""
+class _SampledRank:
+    """One rank, and the process that it is."""
 
     source: Source
     movement: Movement
     process: system.Process = system.GONE
-    looked: float = 0.0
+    sampled: float = 0.0
+    """When `process` was read."""
     stack: Stack = ()
     seen: float = 0.0
     """When that was its stack."""
@@ -55,13 +56,13 @@ class _Known:
     left_behind: set[int] = field(default_factory=set)
     """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
     children: tuple[Child, ...] = ()
-    is_seen: bool = False
+    is_spied: bool = False
     """Whether py-spy has read its stack, as it does not answer."""
     cores: float = -1.0
     step: int = -1
     stepped: float = 0.0
     moved: tuple[float, int] | None = None
-    """When it was last read how many bytes it had moved, and how many."""
+    """When the bytes that it had moved were counted last, and how many they were."""
 
     @property
     def facts(self) -> ProcessFacts:
@@ -69,21 +70,21 @@ class _Known:
 
     @property
     def place(self) -> Stack:
-        """What has to change for it to have moved."""
+        """The calls of which one has to change for the rank to have moved."""
         return (*self.lock_holder, *self.stack)
 
     def note_process(self, process: system.Process, now: float) -> None:
-        """How its process stands now."""
-        if self.looked and process.began:
-            self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.looked)
-        self.process, self.looked = process, now
+        """Its process as it is now."""
+        if self.sampled and process.began:
+            self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.sampled)
+        self.process, self.sampled = process, now
 
     def note_stack(self, stack: Stack, now: float) -> None:
         self.stack, self.seen = stack, now
 
     def activity(self, now: float) -> RankActivity:
         """For the report."""
-        is_late = self.answered and self.answered < self.looked and not self.ended
+        is_late = self.answered and self.answered < self.sampled and not self.ended
         return RankActivity(
             self.source.rank,
             self.source.pid,
@@ -97,7 +98,7 @@ class _Known:
             self.facts,
             self.threads,
             self.children,
-            stack_seconds=now - self.seen if self.seen < self.looked and self.stack else -1.0,
+            stack_seconds=now - self.seen if self.seen < self.sampled and self.stack else -1.0,
             lock_holder=self.lock_holder,
             idle_seconds=self.movement.idle_seconds(now),
         )
@@ -110,7 +111,7 @@ class RankSampler:
         self._folder = folder
         self._signals = tuple(signals)
         self._reports = reports.Reports(folder)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _SampledRank] = {}
         self._joined = 0
         self._ending: list[str] = []
         """The files of ranks that wait for a sample before they end."""
@@ -186,7 +187,7 @@ class RankSampler:
         """Where processes have failed: they are about to end, and their stacks are gone."""
         return {each.who.pid: each.stack for each in self._reports.failures()}
 
-    def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _Known | None:
+    def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _SampledRank | None:
         """The process that is a rank, as it stands now; None if it has ended."""
         known = self._known.get(rank)
         if known is not None and not known.ended:
@@ -207,14 +208,14 @@ class RankSampler:
         if source is None:
             return None
         if known is None or known.source != source:
-            known = self._known[rank] = _Known(source, Movement(now))
+            known = self._known[rank] = _SampledRank(source, Movement(now))
         known.note_process(processes[source.pid], now)
         return known
 
-    def _note(self, known: _Known, dump: Dump | None, now: float) -> None:
+    def _note(self, known: _SampledRank, dump: Dump | None, now: float) -> None:
         """What a rank has answered, if it has."""
         if dump is not None:
-            known.answered, known.is_seen = now, False
+            known.answered, known.is_spied = now, False
             if not _is_failing(dump.stack):
                 known.note_stack(dump.stack, now)
                 known.threads, known.lock_holder = dump.others, dump.lock_holder
@@ -224,26 +225,26 @@ class RankSampler:
         known.movement.note(now, known.place, wakes, known.step, computes=computes)
         known.children = ()
 
-    def _has_busy_child(self, known: _Known, now: float) -> bool:
+    def _has_busy_child(self, known: _SampledRank, now: float) -> bool:
         """Whether a rank that has long been at one place has a process that computes for it."""
         if known.movement.same_seconds(now) < self.pace.family_after:
             return False
         return any(process.state == "R" for _, process in _children(known.source.pid))
 
-    def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
+    def _note_failed(self, known: _SampledRank, stack: Stack, now: float) -> None:
         """Its stack is that of its exception; what it does now is to end."""
         known.answered = now
         if fold(known.stack).place != fold(stack).place:
             known.note_stack(stack, now)
             known.movement.note(now, stack, -1, known.step)
 
-    def _examine(self, known: _Known, now: float, is_brief: bool) -> None:
+    def _examine(self, known: _SampledRank, now: float, is_brief: bool) -> None:
         """Collect what is of interest only for a rank that does not answer, or stands still."""
         if is_brief:
             return
         after = self.pace.family_after
-        if now - known.answered > after and not known.is_seen:
-            known.is_seen = True
+        if now - known.answered > after and not known.is_spied:
+            known.is_spied = True
             if stack := system.py_spy_stack(known.source.pid):
                 known.note_stack(stack, now)
                 known.movement.restate(known.place)
@@ -251,8 +252,8 @@ class RankSampler:
         if is_still and not known.process.is_stopped:
             known.children = self._read_children(known.source)
 
-    def _find_transfers(self, ranks: Sequence[_Known], now: float) -> None:
-        """Which of the ranks that have long been at one place move data meanwhile."""
+    def _find_transfers(self, ranks: Sequence[_SampledRank], now: float) -> None:
+        """Find ranks that have long been at one place, but move data meanwhile: that is progress."""
         long_there = [
             known
             for known in ranks

@@ -130,7 +130,7 @@ class StallWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling. A turn that is under way has no effect any more."""
+        """Stop sampling. A sample that is being taken has no effect any more."""
         self._stopped.set()
         self._thread.join(_STOP_SECONDS)
         self._leave_channel()

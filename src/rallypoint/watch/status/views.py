@@ -62,13 +62,7 @@ _MOST_GROUPS: Final = 24
 _MOST_FRAMES: Final = 20
 _MOST_THREADS: Final = 16
 
-_STATES: Final = {
-    RankState.JOINED: "joined",
-    RankState.WAITING: "waiting",
-    RankState.LATE: "late",
-    RankState.UNSEEN: "not seen",
-    RankState.GONE: "gone",
-}
+_STATES: Final = {**{state: state.value for state in RankState}, RankState.UNSEEN: "not seen"}
 _KNOWN_BY: Final = {
     Source.HELLO: "it said so itself",
     Source.PROCESS: "the environment of its process says so",

@@ -26,6 +26,7 @@ from rallypoint.launch.stacks.activity import (
 from rallypoint.launch.stacks.frames import fold, is_complete, read_dump
 from rallypoint.launch.stacks.progress import Movement, Pace, only, put_together
 from rallypoint.launch.stacks.words import summary_lines
+from rallypoint.launch.template import fresh_process
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 ALL_REDUCE = (
@@ -150,8 +151,9 @@ class TestFolding:
         doing = fold((Frame(file, 5, function), *LOADING))
         assert (doing.call, doing.waits, doing.own) == (call, waits, LOADING)
 
-    def test_own_code_is_in_no_call(self) -> None:
+    def test_own_code_is_in_no_call_and_what_has_started_it_is_not_own(self) -> None:
         assert fold(LOADING).call == ""
+        assert fold((*LOADING, Frame(fresh_process.__file__, 249, "_run"))) == fold(LOADING)
 
 
 def machine(host: str, *ranks: RankActivity) -> MachineActivity:

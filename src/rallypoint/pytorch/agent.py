@@ -7,6 +7,7 @@ signals that are meant for its ranks; and, on Windows, ranks are ended in a way 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys

@@ -104,9 +104,10 @@ def test_a_figure_that_was_not_measured_is_none_and_extras_are_figures() -> None
 
 def test_a_load_that_takes_a_core_holds_a_server_back_that_does_not() -> None:
     for load, server, held in ((0.95, 0.7, True), (0.95, 0.95, False), (0.5, 0.3, False)):
-        entry = make_entry("redis", [1.0], load_share=load, server_share=server)
-        assert entry.is_held_back is held
-    assert not make_entry("redis", [1.0]).is_held_back
+        record = make_record("get", "rate", {})
+        record.entries["redis"] = make_entry("redis", [1.0], load_share=load, server_share=server)
+        assert bool(make_results(record).held_back()) is held
+    assert not make_results(make_record("get", "rate", {"redis": [1.0]})).held_back()
 
 
 # Ratios

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final
 
 from benchmarks.results import costs_per_rank, exponent, merge_targets, sizes
@@ -11,18 +11,16 @@ from rallypoint import text
 from rallypoint.bench.results import (
     NAMES,
     NOTHING,
-    Columns,
-    Entry,
     Record,
     Results,
     Say,
     Sheet,
     Spread,
     Unit,
-    figure_cell,
+    figure_text,
     main_sheet,
     make_sheet,
-    rows_of,
+    names_of,
     words_of,
 )
 
@@ -37,17 +35,16 @@ TITLES: Final = {
 }
 """The commands, in the order in which they are shown."""
 
-_FURTHER: Final[Columns] = {
-    **NAMES,
-    "messages at the server": figure_cell("messages", text.count),
-    "relays": figure_cell("relays", text.count),
-    "CPU of the relays": figure_cell("relays_cpu", text.fine_duration),
-    "memory of the relays": figure_cell("relays_bytes", text.size),
-    "with the start of all processes": figure_cell("whole_seconds", text.fine_duration),
-    "until the store was new": figure_cell("renew_seconds", text.fine_duration),
-    "CPU of the ranks": figure_cell("swarm_cpu", text.fine_duration),
-    "connects dropped": figure_cell("dropped", text.count),
-    "connections reset": figure_cell("turned_away", text.count),
+_FURTHER: Final[dict[str, tuple[str, Say]]] = {
+    "messages": ("messages at the server", text.count),
+    "relays": ("relays", text.count),
+    "relays_cpu": ("CPU of the relays", text.fine_duration),
+    "relays_bytes": ("memory of the relays", text.size),
+    "whole_seconds": ("with the start of all processes", text.fine_duration),
+    "renew_seconds": ("until the store was new", text.fine_duration),
+    "swarm_cpu": ("CPU of the ranks", text.fine_duration),
+    "dropped": ("connects dropped", text.count),
+    "turned_away": ("connections reset", text.count),
 }
 """Figures that only some loads have."""
 
@@ -70,19 +67,18 @@ def sheets(results: Results, command: str) -> list[Sheet]:
     """All tables of a command that have anything in them."""
     records = results.of_command(command)
     further = [
-        replace(record, entries={name: each for name, each in record.entries.items() if _has_extras(each)})
+        [*names_of(record, entry), *(figure_text(entry, name, each[1]) for name, each in _FURTHER.items())]
         for record in records
+        for entry in record.entries.values()
+        if any(sample.extras for sample in entry.samples)
     ]
+    headings = [*NAMES, *(heading for heading, _ in _FURTHER.values())]
     found = (
         main_sheet(results, command, TITLES[command]),
-        make_sheet(f"{command}: further figures", rows_of(_FURTHER, further)),
+        make_sheet(f"{command}: further figures", [headings, *further]),
         make_sheet(f"{command}: growth with the ranks; exponent 1 is linear", _growth(results, records)),
     )
     return [sheet for sheet in found if len(sheet.rows) > 1]
-
-
-def _has_extras(entry: Entry) -> bool:
-    return any(sample.extras for sample in entry.samples)
 
 
 def _growth(results: Results, records: Sequence[Record]) -> list[list[str]]:

@@ -163,14 +163,10 @@ def ask_twice(clients: Clients) -> None:
         clients.ask(after(turns), ASKED["GET"])
 
 
-def test_ranks_that_trickle_find_the_count_full_only_at_the_end(
-    clients: WideClients, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_trickle_find_the_count_full_only_at_the_end(clients: WideClients, port: int) -> None:
     total = bench_clients.AHEAD + 3 * bench_clients.BATCH
-    monkeypatch.setattr(bench_clients, "RANKS_PER_SOURCE", total - 6)
-    come_up(clients, port, total)
-    sources = [rank.getsockname()[0] for rank in clients.sockets]
-    assert sources == ["127.0.0.1"] * (total - 6) + ["127.1.0.2"] * 6
+    clients.come_up(TORCH, [("127.0.0.1", port, total)], process=1)
+    assert {rank.getsockname()[0] for rank in clients.sockets} == {"127.1.0.2"}
     at_once = clients.barrier("at once", total, True)
     trickled = clients.barrier("trickled", total, False)
     assert max(at_once.seen) == max(trickled.seen) == total

@@ -32,9 +32,6 @@ AHEAD: Final = 256
 """How far ranks are ahead of those a step further, unless all begin at once: less than any backlog."""
 
 _IP_BIND_ADDRESS_NO_PORT: Final = 24  # Python has a name for it from 3.12 on
-RANKS_PER_SOURCE: Final = 12_000
-"""How many come from one address. The kernel prefers every second port; once those are used up, after some
-14,000 clients, it tries all of them again for every connect, which then takes 150 us and not 8."""
 
 Place = tuple[str, int, int]
 """An address, a port, and how many clients connect there."""
@@ -78,7 +75,6 @@ class Dialect:
         return struct.pack("<q", value)
 
     def read_number(self, client: socket.socket) -> int:
-        """Read that reply."""
         reply = client.recv(8, socket.MSG_WAITALL)
         if len(reply) < 8:
             raise BenchError("the server closed a connection")
@@ -110,10 +106,7 @@ TORCH: Final = Dialect()
 
 
 def begin(dialect: Dialect, host: str, port: int, source: str = "") -> socket.socket:
-    """A client that is connected, and has sent its hello.
-
-    With a `source`, it comes from another of this machine's loopback addresses, each of which has all ports.
-    """
+    """A client that is connected, and has sent its hello; it comes from `source`, if that is given."""
     client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # The kernel's own time-outs: one of Python's would poll before each call.
@@ -201,10 +194,9 @@ class Clients:
         """
         self.dialect, self._process = dialect, process
         load, add = Load(), dialect.add(b"init/", 1)
+        source = f"127.1.{process // 250}.{process % 250 + 1}" if process else ""  # each has all ports
 
-        def rank(number: int, host: str, port: int) -> Iterator[None]:
-            is_first = not process and number < RANKS_PER_SOURCE
-            source = "" if is_first else f"127.1.{process}.{1 + number // RANKS_PER_SOURCE}"
+        def rank(host: str, port: int) -> Iterator[None]:
             begun = time.monotonic()
             client = begin(dialect, host, port, source)
             self.sockets.append(client)
@@ -216,7 +208,7 @@ class Clients:
             load.taken.append(time.monotonic() - begun)
 
         addresses = [(host, port) for host, port, count in places for _ in range(count)]
-        return self._see_through(load, [rank(n, *each) for n, each in enumerate(addresses)], AHEAD)
+        return self._see_through(load, [rank(*each) for each in addresses], AHEAD)
 
     def barrier(self, name: str, ranks: int, at_once: bool) -> Load:
         """All ranks of this process pass a barrier of that many ranks, as `init_process_group` has one.

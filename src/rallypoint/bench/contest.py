@@ -104,15 +104,13 @@ def hurried(each: Measurement, repeat: int, quick: bool) -> Measurement:
 class Session(ABC):
     """A load in progress with one target: it is started, opened once, goes through rounds, and is closed."""
 
-    clients_class = "rallypoint.bench.clients:Clients"
-
     def __init__(self, target: Target, measurement: Measurement) -> None:
         self.target = target
         self.measurement = measurement
         self.resources = ExitStack()
+        self.workers: list[Worker] = []
 
     def start(self) -> None:
-        """Start the target's server."""
         self.target.start()
 
     @abstractmethod
@@ -127,10 +125,6 @@ class Session(ABC):
         """Give back everything that was opened, also if not all was; then end the server."""
         self.resources.close()
         self.target.stop()
-
-    def start_clients(self, processes: int) -> None:
-        """Start the processes of the load; nobody is connected yet."""
-        self.workers = [Worker(self.resources, self.clients_class) for _ in range(processes)]
 
     def everyone(self, do: str, **arguments: object) -> list[Any]:
         """Give the same order to all processes; their answers."""

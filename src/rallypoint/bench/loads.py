@@ -12,28 +12,26 @@ from rallypoint.bench.clients import HOST, Place
 from rallypoint.bench.contest import RUN_LIMIT_S, Measurement, Session
 from rallypoint.bench.results import BenchError, Sample
 from rallypoint.bench.targets import Target, most_connections
-from rallypoint.bench.workers import Load, outcomes, together
+from rallypoint.bench.workers import Load, Worker, outcomes, together
 
 CORES_PER_PROCESS: Final = 4
 """How many cores a process of the load takes at least, so that enough are left for the server."""
-RANKS_PER_PROCESS: Final = 18_000
-FEWEST_RANKS: Final = 1_000
-"""Where there are cores to spare, more processes than needed simulate ranks, of so many or more each: else a
-quick server would wait for the load."""
+MOST_PER_PROCESS: Final = 12_000
+"""The kernel prefers every second port. Once those are used up, after some 14,000 clients from one address,
+it tries all of them again for every connect, which then takes 150 us and not 8."""
+FEWEST_PER_PROCESS: Final = 25
+
 RANKS: Final = (1_024, 4_096, 16_384)
 FEW_CLIENTS: Final = 100
 MANY_CLIENTS: Final = 1_000
 PIPELINED: Final = 32
 
 
-def spare_processes() -> int:
-    return max(1, len(os.sched_getaffinity(0)) // CORES_PER_PROCESS)
-
-
-def processes_for(ranks: int) -> int:
-    """How many processes simulate that many ranks."""
-    needed = -(-ranks // min(RANKS_PER_PROCESS, most_connections()))
-    return max(needed, min(spare_processes(), ranks // FEWEST_RANKS))
+def processes_for(clients: int) -> int:
+    """How many processes so many clients take: if there are cores to spare, a quick server waits for none."""
+    needed = -(-clients // min(MOST_PER_PROCESS, most_connections()))
+    spare = len(os.sched_getaffinity(0)) // CORES_PER_PROCESS
+    return max(needed, min(spare, clients // FEWEST_PER_PROCESS))
 
 
 def shares_of(places: Sequence[Place], count: int) -> list[list[Place]]:
@@ -47,7 +45,13 @@ def shares_of(places: Sequence[Place], count: int) -> list[list[Place]]:
 
 
 class WithRanks(Session):
-    """A session whose clients count themselves."""
+    """A session whose clients are in processes of their own, and count themselves."""
+
+    clients_class = "rallypoint.bench.clients:Clients"
+
+    def start_clients(self, count: int) -> None:
+        """Start processes for so many; nobody is connected yet."""
+        self.workers = [Worker(self.resources, self.clients_class) for _ in range(processes_for(count))]
 
     def come_up(self, places: Sequence[Place]) -> Load:
         """Connect all clients."""
@@ -65,7 +69,7 @@ class ComingUp(WithRanks):
     """All ranks connect, and count themselves; then they leave again."""
 
     def open(self) -> None:
-        self.start_clients(processes_for(self.target.ranks))
+        self.start_clients(self.target.ranks)
 
     def round(self) -> Sample:
         sample = self.arrive()
@@ -89,7 +93,7 @@ class Barriers(WithRanks):
         self.barriers = 0
 
     def open(self) -> None:
-        self.start_clients(processes_for(self.target.ranks))
+        self.start_clients(self.target.ranks)
         self.come_up(self.target.places())
         self.barrier(at_once=False)  # to warm up
 
@@ -128,7 +132,7 @@ class Operations(WithRanks):
         self.asked = {"operation": operation, "per_request": per_request}
 
     def open(self) -> None:
-        self.start_clients(min(spare_processes(), self.count))
+        self.start_clients(self.count)
         self.come_up([(HOST, self.target.port, self.count)])
         self.everyone("ask_for", seconds=0, operation="store", per_request=1)
         self.ask_for(self.measurement.seconds / 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -185,15 +185,14 @@ def to_json(results: Results) -> str:
 # Tables
 
 NOTHING: Final = "-"
+NAMES: Final = ("record", "ranks", "target")
+"""The headings of the columns that name a row."""
+Say = Callable[[float], str]
 LEGEND: Final = """\
 Medians over the rounds. A ratio is that of the same round, over all rounds: its median, and its quartiles in
 brackets; above 1 is better than the baseline. CPU/op is the server's CPU time for one operation, mem/conn by
 how much the server grew for one connection; server and load are how much of a core was taken by the server
 and by the busiest process of the load."""
-
-Say = Callable[[float], str]
-Cell = Callable[[Record, Entry], str]
-Columns = Mapping[str, Cell]
 
 
 @dataclass(frozen=True)
@@ -211,12 +210,6 @@ def make_sheet(title: str, rows: Sequence[Sequence[str]], remarks: Iterable[str]
     return Sheet(title, list(zip(*kept, strict=True)), list(remarks))
 
 
-def rows_of(columns: Columns, records: Iterable[Record]) -> list[list[str]]:
-    """The headings, and a row for each target of each record."""
-    pairs = [(record, entry) for record in records for entry in record.entries.values()]
-    return [list(columns), *([cell(*pair) for cell in columns.values()] for pair in pairs)]
-
-
 def main_sheet(results: Results, command: str, title: str) -> Sheet:
     """The main figures of a command."""
     records = results.of_command(command)
@@ -225,12 +218,33 @@ def main_sheet(results: Results, command: str, title: str) -> Sheet:
         f"{each.name}: {each.load.removeprefix(f'{each.ranks:,} ')}. One operation: {each.operation}."
         for each in records
     )
-    return make_sheet(title, rows_of(_MAIN, records), loads)
+    headings = (*NAMES, "median", "p50", "p99", "CPU/op", "mem/conn", "server", "load", "ratio")
+    rows = [main_row(record, entry) for record in records for entry in record.entries.values()]
+    return make_sheet(title, [headings, *rows], loads)
 
 
-def figure_cell(name: str, in_words: Say) -> Cell:
-    """A column of one figure, which may not have been measured."""
-    return lambda _, entry: NOTHING if (figure := entry.figure(name)) is None else in_words(figure)
+def main_row(record: Record, entry: Entry) -> list[str]:
+    """What a target made of a load, as it stands below those headings."""
+    value = figure_text(entry, "value", words_of(record.unit))
+    ratio = record.ratio(entry)
+    return [
+        *names_of(record, entry),
+        value if not entry.fault else "fault" if value == NOTHING else f"{value} (fault)",
+        *(figure_text(entry, name, text.fine_duration) for name in ("p50", "p99", "cpu")),
+        figure_text(entry, "memory", text.size),
+        *(figure_text(entry, name, text.share) for name in ("server_share", "load_share")),
+        NOTHING if not ratio else "baseline" if entry is record.baseline else _ratio_text(ratio),
+    ]
+
+
+def names_of(record: Record, entry: Entry) -> list[str]:
+    return [record.name, f"{record.ranks:,}" if record.ranks else NOTHING, entry.target]
+
+
+def figure_text(entry: Entry, name: str, in_words: Say) -> str:
+    """A figure, which may not have been measured."""
+    figure = entry.figure(name)
+    return NOTHING if figure is None else in_words(figure)
 
 
 def words_of(unit: Unit) -> Say:
@@ -238,36 +252,6 @@ def words_of(unit: Unit) -> Say:
     return text.rate if unit == "rate" else text.fine_duration
 
 
-def _value(record: Record, entry: Entry) -> str:
-    found = figure_cell("value", words_of(record.unit))(record, entry)
-    if not entry.fault:
-        return found
-    return "fault" if found == NOTHING else f"{found} (fault)"
-
-
-def _ratio(record: Record, entry: Entry) -> str:
-    found = record.ratio(entry)
-    if found is None or entry is record.baseline:
-        return "baseline" if found else NOTHING
-    lower, median, upper = (text.digits(each) for each in (found.lower, found.median, found.upper))
+def _ratio_text(ratio: Spread) -> str:
+    lower, median, upper = (text.digits(each) for each in (ratio.lower, ratio.median, ratio.upper))
     return f"{median}x" if lower == upper else f"{median}x ({lower} to {upper})"
-
-
-NAMES: Final[Columns] = {
-    "record": lambda record, _: record.name,
-    "ranks": lambda record, _: f"{record.ranks:,}" if record.ranks else NOTHING,
-    "target": lambda _, entry: entry.target,
-}
-"""The columns that name a row."""
-
-_MAIN: Final[Columns] = {
-    **NAMES,
-    "median": _value,
-    "p50": figure_cell("p50", text.fine_duration),
-    "p99": figure_cell("p99", text.fine_duration),
-    "CPU/op": figure_cell("cpu", text.fine_duration),
-    "mem/conn": figure_cell("memory", text.size),
-    "server": figure_cell("server_share", text.share),
-    "load": figure_cell("load_share", text.share),
-    "ratio": _ratio,
-}

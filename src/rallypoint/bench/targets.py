@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
 import psutil
 
@@ -69,11 +68,9 @@ class Target(ABC):
         return {"cpu": sum(map(cpu_seconds, self.pids()))}
 
     def resident_bytes(self) -> int:
-        """The memory that it holds."""
         return sum(psutil.Process(pid).memory_info().rss for pid in self.pids())
 
     def places(self) -> list[Place]:
-        """Where its ranks connect."""
         return [(HOST, self.port, self.ranks)]
 
     def await_quiet(self) -> None:
@@ -131,12 +128,7 @@ TARGETS: Final[Mapping[str, type[Target]]] = {
 
 
 def start_with_torch(resources: ExitStack, kind: str) -> Worker:
-    """Start a worker with torch's own server and client in it, whatever the user has asked for elsewhere."""
-    # No threads of NumPy's, which comes with torch: a process with threads should not fork.
-    alone = {"RALLYPOINT_PATCH": "never", "RALLYPOINT_CLIENT": "torch", "OPENBLAS_NUM_THREADS": "1"}
-    with mock.patch.dict(os.environ, alone):
-        os.environ.pop("USE_LIBUV", None)
-        return Worker(resources, kind, preload="rallypoint.pytorch.peers")
+    return Worker(resources, kind, preload="rallypoint.pytorch.peers")
 
 
 def raise_open_file_limit() -> None:

@@ -1,10 +1,18 @@
-"""torch's own servers, as `rallypoint bench` measures them: each in a process of its own."""
+"""torch's own servers, as `rallypoint bench` measures them: each in a process of its own.
+
+Those processes have torch's own client as well, whatever the user has asked for elsewhere. And no threads of
+NumPy's, which comes with torch: a process with threads should not fork.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import socket
+
+os.environ.update(RALLYPOINT_PATCH="never", RALLYPOINT_CLIENT="torch", OPENBLAS_NUM_THREADS="1")
+os.environ.pop("USE_LIBUV", None)
 
 import torch.distributed as dist
 

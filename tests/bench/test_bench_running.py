@@ -37,24 +37,22 @@ from rallypoint.store.machine import interfaces
 
 # What is planned
 
-GIB = 1 << 30
-
 
 @pytest.fixture(autouse=True)
 def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with room for all, which has all that can be measured: whatever this one has."""
-    set_machine(monkeypatch, 20_000, 64 * GIB)
+    set_machine(monkeypatch, 20_000)
     monkeypatch.setattr("rallypoint.cli.bench.raise_open_file_limit", lambda: None)
     monkeypatch.setattr(interfaces, "time_look_ups", lambda: interfaces.LookUps(64, 0.01))
+    memory = type("Memory", (), {"available": 1 << 36})  # for real clients of torch
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     for module in ("rallypoint.bench.contest", "benchmarks.planning"):
         monkeypatch.setattr(f"{module}.absences", lambda *_: {})
 
 
-def set_machine(monkeypatch: pytest.MonkeyPatch, connections: int, available: int) -> None:
+def set_machine(monkeypatch: pytest.MonkeyPatch, connections: int) -> None:
     for module in (base, loads, targets):
         monkeypatch.setattr(module, "most_connections", lambda: connections)
-    memory = type("Memory", (), {"available": available})
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
 def planned(
@@ -92,14 +90,10 @@ def test_all_is_planned_where_there_is_room_and_very_many_ranks_through_relays()
 
 
 def test_sizes_without_room_for_them_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_machine(monkeypatch, 4_000, 64 * GIB)
+    set_machine(monkeypatch, 4_000)
     plan = planned("init", ranks="4000,4001", targets=["redis"])
     assert list(sizes_of(plan, "init")) == [4_000]
     assert plan.notes == ["init, 4,001 ranks: redis is left out: a process may have 4,000 connections here"]
-    set_machine(monkeypatch, 20_000, 10_000 * contest.BYTES_PER_RANK)
-    plan = planned("init", ranks="4000,4001", targets=["redis", RELAY])
-    assert list(sizes_of(plan, "init")) == [4_000]
-    assert plan.notes == ["init, 4,001 ranks: there is not enough memory"]
 
 
 def test_what_is_not_installed_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +294,7 @@ def test_there_are_as_many_processes_as_ranks_need_and_cores_allow(monkeypatch: 
         (60, 20_000, 16, 2),
         (1, 20_000, 16, 1),
     ):
-        set_machine(monkeypatch, most, GIB)
+        set_machine(monkeypatch, most)
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert processes_for(total) == count
 
@@ -331,7 +325,7 @@ def test_relays_have_eight_ranks_each_or_as_many_as_a_server_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert [targets.ranks_per_relay(ranks) for ranks in (1_001, 98_304, 1_000_000)] == [8, 8, 64]
-    set_machine(monkeypatch, 10, GIB)
+    set_machine(monkeypatch, 10)
     assert targets.ranks_per_relay(1_000) == 128
 
 

@@ -11,15 +11,11 @@ from importlib.util import find_spec
 from operator import methodcaller
 from typing import Any, Final
 
-import psutil
-
 from rallypoint.bench.results import BenchError, Entry, Record, Sample, Unit
 from rallypoint.bench.targets import Target
 from rallypoint.bench.workers import Load, Worker, outcomes
 
 RUN_LIMIT_S: Final = 180.0
-BYTES_PER_RANK: Final = 32 << 10
-"""Memory of a rank and its part of a server, kernel included; generous, as all have to fit."""
 
 Kinds = Mapping[str, type[Target]]
 """The targets that can take part, by name."""
@@ -72,18 +68,13 @@ class Plan:
     def _add(self, each: Measurement, size: int) -> None:
         """With the targets that can do it here, all at the same time."""
         what = f"{each.name}, {size:,} ranks" if size else each.name
-        kept = []
-        for name in each.targets or self._targets:
-            why = each.unfit.get(name) or self.kinds[name].hindrance(max(size, each.connections))
-            if why:
-                self.notes.append(f"{what}: {name} is left out: {why}")
-            else:
-                kept.append(name)
-        if size * BYTES_PER_RANK * len(kept) > psutil.virtual_memory().available * 0.8:
-            self.notes.append(f"{what}: there is not enough memory")
-        elif kept:
+        names = each.targets or self._targets
+        connections = max(size, each.connections)
+        whys = {name: each.unfit.get(name) or self.kinds[name].hindrance(connections) for name in names}
+        self.notes += [f"{what}: {name} is left out: {why}" for name, why in whys.items() if why]
+        if kept := tuple(name for name, why in whys.items() if not why):
             load = f"{size:,} {each.load}" if size else each.load
-            self.measurements.append(replace(each, load=load, targets=tuple(kept), ranks=size))
+            self.measurements.append(replace(each, load=load, targets=kept, ranks=size))
 
 
 def absences(names: Iterable[str], kinds: Kinds) -> dict[str, str]:
@@ -172,8 +163,14 @@ class Contest:
                 self._attempt(number, self._round)
 
     def _attempt(self, number: int, work: Callable[[Session], None]) -> None:
-        """Do something with each target. One that fails is left out from there on, and all of it is ended."""
-        for name in in_turn(list(self._sessions), number):
+        """Do something with each target. Another is first each time, and each follows another one.
+
+        One that fails is left out from there on, and all of it is ended.
+        """
+        names = list(self._sessions)
+        first = number // 2 % len(names) if names else 0
+        turned = [*names[first:], *names[:first]]
+        for name in turned[::-1] if number % 2 else turned:
             try:
                 work(self._sessions[name])
             except Exception as error:  # also one of ours: the others can still be measured
@@ -183,10 +180,3 @@ class Contest:
 
     def _round(self, session: Session) -> None:
         self.record.entries[session.target.name].samples.append(session.round())
-
-
-def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: another target is first each time, and each follows another one."""
-    first = number // 2 % len(names) if names else 0
-    turned = [*names[first:], *names[:first]]
-    return turned[::-1] if number % 2 else turned

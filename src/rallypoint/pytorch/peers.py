@@ -25,9 +25,8 @@ def ask_no_name_server() -> None:
     """Let the hosts file alone answer all look-ups of this process; only glibc has a way to say so.
 
     torch's server looks up the name of every client that it accepts, and torch's client that of the server
-    before it connects: of ::ffff:127.0.0.1, since its socket is an IPv6 one, and no hosts file has that.
-    When 64 clients ask a name server at once, it may drop a few questions, which are asked again after five
-    seconds. That would be all that is measured then, whichever server it is.
+    before it connects. When 64 clients ask a name server at once, it may drop a few questions, which are
+    asked again after five seconds. That would be all that is measured then, whichever server it is.
     """
     getattr(ctypes.CDLL(None), "__nss_configure_lookup")(b"hosts", b"files")
 

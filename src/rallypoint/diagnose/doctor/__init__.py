@@ -1,6 +1,6 @@
 """`rallypoint doctor`: examines this machine, its torch, and the place where a job is to meet.
 
-`checks` lists the checks: each `check_*` looks and yields findings, each `judge_*` is pure. For several
-machines, doctors meet (`exchange`), try the ways between them (`probes`) and judge these (`between_machines`).
-Nothing here prints, and nothing here changes the machine; the command line (`cli/doctor.py`) does both.
+`checks` lists the checks: each `check_*` looks and yields findings, each `judge_*` is pure. Of several
+machines, doctors meet (`exchange`), try the ways between them (`probes`), and judge these
+(`between_machines`). Nothing here prints, and nothing here changes the machine; `cli/doctor.py` does both.
 """

@@ -26,7 +26,7 @@ from rallypoint.build import in_use
 from rallypoint.cli.command import Argument, Command, Group, not_negative
 from rallypoint.cli.printing import print_rows
 from rallypoint.cli.signals import signals_as_interrupts
-from rallypoint.errors import RallypointError, UsageError
+from rallypoint.errors import UsageError
 from rallypoint.store.machine.resources import installed
 
 _MOST_RANKS: Final = 1_000_000
@@ -153,7 +153,8 @@ def _write(path: Path, content: str, mode: str) -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(content)
     except OSError as error:
-        raise RallypointError(f"cannot write {path}: {error.strerror}") from error
+        hint = "name a file in a folder that can be written"
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error
 
 
 def _command(name: str, help: str) -> Command:

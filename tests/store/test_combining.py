@@ -13,7 +13,7 @@ from ends import arrive, blob, end_of_wait, i64, leave, recall, wait_in_turn
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.context import Context
 from rallypoint.store.relay.core.combining import Combiner
-from rallypoint.store.relay.core.slots import Arrival, Call, RequestOrder, Waiter
+from rallypoint.store.relay.core.upstream_requests import Arrival, PopCall, RequestOrder, Waiter
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import Status
@@ -31,7 +31,7 @@ class Client:
         self.order = RequestOrder()
         self.is_present = True
         self.got: list[object] = []
-        self.calls: list[Call] = []
+        self.calls: list[PopCall] = []
 
     def answer(self, status: Status, content: bytes) -> None:
         self.got.append(content if status is DONE else (status, content))
@@ -49,7 +49,7 @@ class Wait(Waiter):
     def is_present(self) -> bool:
         return self._client.is_present
 
-    def end(self, refusal: bytes | None, call: Call | None) -> None:
+    def end(self, refusal: bytes | None, call: PopCall | None) -> None:
         got = "over" if refusal is None and call is None else "called" if call else refusal
         self._client.got.append(got)
         if call is not None:

@@ -13,8 +13,8 @@ from typing import Final
 
 from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.store.machine.addresses import reason_of
-from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.core.upstream import BEAT_SECONDS, BYE
 from rallypoint.store.relay.finding import StoreAddress
 from rallypoint.store.relay.outgoing import Stream
@@ -37,7 +37,7 @@ def new_token() -> bytes:
     return secrets.token_bytes(TOKEN_BYTES)
 
 
-class Relay(Pump[Rank]):
+class Relay(Pump[RelayClient]):
     """Serves ranks and relays on listening sockets, which it owns from now on, by asking its upstream."""
 
     def __init__(

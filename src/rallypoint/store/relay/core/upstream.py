@@ -1,7 +1,6 @@
 """The relay's half of its session upstream: every request answered once, over connections that may break.
 
-Pure: `connected` and `receive` take what happens and return what to send; time comes in as a parameter.
-What is sent is kept until the other side has taken it, and sent again on the next connection.
+`connected` and `receive` take what happens, and return what to send. `relay` has the theory.
 """
 
 from __future__ import annotations

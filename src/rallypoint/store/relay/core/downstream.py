@@ -1,4 +1,4 @@
-"""Relays on a relay: what their sessions ask is asked of the combiner, as a rank's requests are. Pure."""
+"""Relays on a relay: what their sessions ask goes to the combiner, as a client's requests do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.combining import Combiner
-from rallypoint.store.relay.core.slots import Arrival, Call, OnLeft, RequestOrder, Waiter, ignore
+from rallypoint.store.relay.core.upstream_requests import (
+    Arrival,
+    OnLeft,
+    PopCall,
+    RequestOrder,
+    Waiter,
+    ignore,
+)
 from rallypoint.store.wire.encoding import pack_i64, unpack_i64, unpack_u64
 from rallypoint.store.wire.opcodes import READY, Op
 from rallypoint.store.wire.sessions import ANNOUNCED, Status, end_of_wait, parse_arrive, unpack_pair
@@ -28,13 +35,13 @@ class _Wait(Waiter):
         self._session = session
         self._tag = tag
         self.is_over = False
-        self.call: Call | None = None
+        self.call: PopCall | None = None
 
     @property
     def is_present(self) -> bool:
         return self._session.is_present
 
-    def end(self, refusal: bytes | None, call: Call | None) -> None:
+    def end(self, refusal: bytes | None, call: PopCall | None) -> None:
         session = self._session
         self.is_over = True
         self.call = call

@@ -19,8 +19,8 @@ from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.slices import Rest
-from rallypoint.store.relay.finding import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.outgoing import Outgoing
+from rallypoint.store.relay.reaching import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.loops.backend import load_loop
 from rallypoint.store.server.loops.loop import Loop

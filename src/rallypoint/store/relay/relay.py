@@ -16,9 +16,8 @@ from rallypoint.store.machine.addresses import reason_of
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.core.upstream import BEAT_SECONDS, BYE
-from rallypoint.store.relay.finding import StoreAddress
 from rallypoint.store.relay.outgoing import Stream
-from rallypoint.store.relay.racing import Race
+from rallypoint.store.relay.reaching import Race, StoreAddress
 from rallypoint.store.rollcall.snapshot import Upstream
 from rallypoint.store.server.loops.loop import Callback, Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process

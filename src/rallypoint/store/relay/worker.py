@@ -18,8 +18,8 @@ from rallypoint.store.core.looks import SnapshotCallback
 from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.relay_client import RelayClient
-from rallypoint.store.relay.finding import Place, StoreAddress
 from rallypoint.store.relay.outgoing import Control, Message, Stream
+from rallypoint.store.relay.reaching import Place, StoreAddress
 from rallypoint.store.relay.relay import Relay, new_token
 from rallypoint.store.rollcall.identity import WORKER, Identity, Role, hello_key
 from rallypoint.store.rollcall.question import Question

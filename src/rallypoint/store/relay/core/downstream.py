@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -20,7 +21,14 @@ from rallypoint.store.relay.core.upstream_requests import (
 )
 from rallypoint.store.wire.encoding import pack_i64, unpack_i64, unpack_u64
 from rallypoint.store.wire.opcodes import READY, Op
-from rallypoint.store.wire.sessions import ANNOUNCED, Status, end_of_wait, parse_arrive, unpack_pair
+from rallypoint.store.wire.sessions import (
+    ANNOUNCED,
+    MOST_ARRIVALS,
+    Status,
+    end_of_wait,
+    parse_arrive,
+    unpack_pair,
+)
 
 _ANNOUNCED: Final = [ANNOUNCED]
 
@@ -28,13 +36,14 @@ _ANNOUNCED: Final = [ANNOUNCED]
 class _Wait(Waiter):
     """A wait of a session; when a push has ended it, the call, until that is answered."""
 
-    __slots__ = ("_session", "_tag", "call", "is_over")
+    __slots__ = ("_combiner", "_is_over", "_session", "_tag", "call")
 
-    def __init__(self, session: Session, order: RequestOrder, tag: int) -> None:
+    def __init__(self, combiner: Combiner, session: Session, order: RequestOrder, tag: int) -> None:
         super().__init__(order)
+        self._combiner = combiner
         self._session = session
         self._tag = tag
-        self.is_over = False
+        self._is_over = False
         self.call: PopCall | None = None
 
     @property
@@ -43,7 +52,7 @@ class _Wait(Waiter):
 
     def end(self, refusal: bytes | None, call: PopCall | None) -> None:
         session = self._session
-        self.is_over = True
+        self._is_over = True
         self.call = call
         if call is None:
             session.notes.pop(self._tag, None)
@@ -52,6 +61,21 @@ class _Wait(Waiter):
         else:
             # When it ended upstream is known there alone.
             session.answer(self._tag, Status.CALLED if call is not None else Status.DONE, end_of_wait(0))
+
+    def leave(self, _: int, on_left: OnLeft) -> None:
+        self._session.notes.pop(self._tag, None)
+        if not self._is_over:
+            self._combiner.cancel(self)
+        if self.call is not None:
+            self._combiner.dismiss(self.call)
+        on_left(1)
+
+    def suspend(self) -> None:
+        """It stays: `is_present` says that it is not to be called."""
+
+    def resume(self) -> None:
+        if not self._is_over:
+            self._combiner.ask_again(self)
 
 
 class _Arrivals:
@@ -96,15 +120,20 @@ class _Arrivals:
         self._session.answer(self._tag, status, content)
 
     def leave(self, asked: int, on_left: OnLeft) -> None:
-        """Take some back; `on_left` is to lower `count`."""
         if self._is_pending:
             self._leaves.append((asked, on_left))
         elif self._is_away:
             left = min(asked, self.parked)
             self.parked -= left
-            on_left(left)
+            self._left(on_left, left)
         else:
-            self._combiner.leave(self._handle, asked, on_left)
+            self._combiner.leave(self._handle, asked, partial(self._left, on_left))
+
+    def _left(self, on_left: OnLeft, gone: int) -> None:
+        self.count -= gone
+        if not self.count:
+            self._session.notes.pop(self._tag, None)
+        on_left(gone)
 
     def suspend(self) -> None:
         if self._is_away:
@@ -152,6 +181,15 @@ class _Handle(Arrival):
         self._arrivals.release(status, content)
 
 
+def _for_each(session: Session, do: Callable[[_Wait | _Arrivals], None]) -> Rest:
+    """Go through all that a session waits for, a slice at a time."""
+    for note in session.notes_in_slices():
+        if note is None:
+            yield
+        else:
+            do(note)
+
+
 class RelayCarrier:
     """Asks the combiner of one relay what its sessions ask."""
 
@@ -178,28 +216,14 @@ class RelayCarrier:
             session.answer(tag, Status.REFUSED, error.message.encode())
 
     def suspend(self, session: Session) -> Rest:
-        for note in session.notes_in_slices():
-            if note is None:
-                yield
-            elif isinstance(note, _Arrivals):
-                note.suspend()
+        return _for_each(session, lambda note: note.suspend())
 
     def resume(self, session: Session) -> Rest:
-        for note in session.notes_in_slices():
-            if note is None:
-                yield
-            elif isinstance(note, _Arrivals):
-                note.resume()
-            elif not note.is_over:
-                self.combiner.ask_again(note)
+        return _for_each(session, lambda note: note.resume())
 
     def forget(self, session: Session) -> Rest:
         self._orders.pop(session, None)
-        for note in session.notes_in_slices():
-            if note is None:
-                yield
-            else:
-                self._end(note, ignore)
+        yield from _for_each(session, lambda note: note.leave(MOST_ARRIVALS, ignore))
         session.notes.clear()
 
     # The operations that are not passed on as they are
@@ -218,7 +242,7 @@ class RelayCarrier:
     def _wait(
         self, session: Session, order: RequestOrder, tag: int, op: Op, keys: list[bytes], _tail: bytes
     ) -> None:
-        note = session.notes[tag] = _Wait(session, order, tag)
+        note = session.notes[tag] = _Wait(self.combiner, session, order, tag)
         self.combiner.wait(note, keys, op)
 
     def _arrive(
@@ -234,28 +258,12 @@ class RelayCarrier:
         note = session.notes.get(of)
 
         def left(gone: int) -> None:
-            if isinstance(note, _Arrivals):
-                note.count -= gone
-            if not isinstance(note, _Arrivals) or not note.count:
-                session.notes.pop(of, None)
             session.answer(tag, Status.DONE, pack_i64(gone))
 
         if note is None:
             left(0)
-        elif isinstance(note, _Arrivals):
-            note.leave(count, left)
         else:
-            self._end(note, left)
-
-    def _end(self, note: _Wait | _Arrivals, on_left: OnLeft) -> None:
-        if isinstance(note, _Arrivals):
-            note.leave(note.count, on_left)
-            return
-        if not note.is_over:
-            self.combiner.cancel(note)
-        if note.call is not None:
-            self.combiner.dismiss(note.call)
-        on_left(1)
+            note.leave(count, left)
 
     def _told(
         self, session: Session, _order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], _tail: bytes

@@ -55,17 +55,8 @@ class Upstream:
     """One session upstream, for the requests of one combiner."""
 
     __slots__ = (
-        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_on_report_asked"),
-        *(
-            "_reader",
-            "_silent",
-            "_state",
-            "_taken",
-            "_ticks",
-            "_acknowledged",
-            "_token",
-            "_unacknowledged_bytes",
-        ),
+        *("_acknowledged", "_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_reader"),
+        *("_on_report_asked", "_silent", "_state", "_taken", "_ticks", "_token", "_unacknowledged_bytes"),
         *("batches", "frames", "keeps_seconds", "most_bytes"),
     )
 

@@ -69,17 +69,8 @@ class Caller(Client):
     """One client of the leader."""
 
     __slots__ = (
-        "_has_only_looked",
-        "_is_looking",
-        "_leader",
-        "_most_bytes",
-        "_outgoing",
-        "_outgoing_bytes",
-        "_woken",
-        "has_left",
-        "is_known",
-        "name",
-        "pending",
+        *("_has_only_looked", "_is_looking", "_leader", "_most_bytes", "_outgoing", "_outgoing_bytes"),
+        *("_woken", "has_left", "is_known", "name", "pending"),
     )
 
     def __init__(self, leader: LeaderCore, peer: str) -> None:

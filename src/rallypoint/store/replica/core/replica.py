@@ -94,18 +94,8 @@ class Replica:
     """The stores of one log, by their names. Not safe for threads."""
 
     __slots__ = (
-        "_about",
-        "_assembly",
-        "_here",
-        "_limits",
-        "_numbers",
-        "faults",
-        "last",
-        "sequence",
-        "stores",
-        "taken_bytes",
-        "taken_records",
-        "turn",
+        *("_about", "_assembly", "_here", "_limits", "_numbers", "faults", "last", "sequence", "stores"),
+        *("taken_bytes", "taken_records", "turn"),
     )
 
     def __init__(self, limits: Limits | None = None, about: About | None = None) -> None:

@@ -1,16 +1,10 @@
-"""The process that leads: its clients' requests become records, and the records become replies. Pure.
+"""The leader: clients' requests become records, committed records become replies. `replica` has the theory.
 
-The clients' side is a `ServerCore` of `Caller`s, which a pump serves as it serves a store's. A request is not
-carried out when it comes, unless it only reads: it stands in the next record. When the engine has
-acknowledged that, the replica applies it, and only then is there a reply. While a record is on its way,
-requests gather for the next one.
-
-The driver
+The clients' side is a `ServerCore` of `Caller`s, which a pump serves as it serves a store's. The driver
 
 - calls `begin`, and then, whenever the outbox says FLUSH, `next_record`; it has the engine append the parts,
   and calls `committed`;
-- says when the engine has confirmed that this process leads (`confirm`): until then, and when that is long
-  ago, nothing is answered without a record.
+- says when the engine has confirmed that this process leads (`confirm`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,37 @@
 """A store that is made by the records of its log alone: the same records give the same store. Pure.
 
-The leader applies a record when the engine has acknowledged it; a standby, when it has read it. So both are
-equal at every record, and neither holds anything that could be lost.
+The core of a store is deterministic: the same inputs in the same order, with the same times, make the same
+state and the same replies. So a store is replicated by its inputs. They are a log of records, numbered from
+1, on an engine that many machines reach. One process leads: it appends its clients' requests to the log.
+Others stand by: they read the log, and apply each record to a replica of their own. Waits, barriers, queues
+and the sessions of relays are state like any other, so they survive without code of their own.
+
+A record has a time and entries (`records.Kind`): a client has come, has sent these requests, is gone;
+sessions whose time is over are given up; a store is dropped; somebody else leads. Its time is the only time
+that a replica knows. Only whole requests are logged, so no replica holds half of one.
+
+Apply after commit. The leader appends requests before it carries them out. When the engine has acknowledged
+the record, it applies it exactly as a standby does, and only then replies. So nobody sees what may be lost,
+the leader's state is never ahead of the log, nothing is ever rolled back, and all replicas are equal, byte by
+byte, at every record. One append is under way at a time; what is asked meanwhile goes into the next record.
+
+Terms. Each leadership has a number, and every write names it: the engine refuses a write of an old term. A
+leader that was paused for an hour writes nothing, so it applies and answers nothing either. It renews its
+term all the time; a standby that has seen no change for a while acquires the next term, on the condition that
+nothing has changed since it looked. It reads the log to its end, and its first record closes all connections
+of the term before. Sessions wait for their relays.
+
+Leases. A request that only reads is answered from the applied state, without a record, if nothing that its
+client asked before is under way, and if the engine has confirmed the term less than LEASE_SECONDS ago. Others
+lead only after a longer silence, so until then this is the only leader. No clocks are compared, but a second
+must last about equally long everywhere. Without a lease, reads become entries of a record, which is always
+right. The time of the log stands still meanwhile: no session is given up while its relay could not come back.
+
+Checkpoints. From time to time the leader packs its whole state, which takes the place of the records before
+it. A checkpoint and the first record of each term name the version and the limits that decide what a request
+does: of two processes that differ in that, each would make another store of the same log, so one refuses.
+
+A log holds several stores by name, which ENTER chooses.
 """
 
 from __future__ import annotations

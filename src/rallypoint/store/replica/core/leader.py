@@ -20,8 +20,7 @@ from rallypoint.store.core.context import About, Context
 from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
 from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
-from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.sessions import NoCarrier, Session
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
@@ -208,7 +207,7 @@ class LeaderCore(ServerCore[Caller]):
     ) -> None:
         """`clock`: the monotonic clock of `turn`, but not only once in a turn: see `may_read`."""
         context = Context(limits, turn, about)
-        super().__init__(context, _NoSessions())
+        super().__init__(context, NoCarrier())
         self.replica = replica
         own: dict[Op, Deliver[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
         self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
@@ -510,18 +509,6 @@ class _Reader(Connection):
 
     def hold(self, *_: object) -> None:
         """Nothing is held for it: it is read to the end at once."""
-
-
-class _NoSessions:
-    """The sessions of relays are the replica's; the leader has none of its own."""
-
-    def carry(self, *_: object) -> Rest | None:
-        raise AssertionError
-
-    def suspend(self, _: Session, /) -> Rest:
-        raise AssertionError
-
-    resume = forget = suspend
 
 
 class LeaderLooks(Looks):

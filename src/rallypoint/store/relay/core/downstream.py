@@ -33,25 +33,95 @@ from rallypoint.store.wire.sessions import (
 _ANNOUNCED: Final = [ANNOUNCED]
 
 
+class Downstream:
+    """One session of a relay below, and what it asks of the combiner."""
+
+    __slots__ = ("_turn", "combiner", "order", "session")
+
+    def __init__(self, session: Session, combiner: Combiner, turn: Turn) -> None:
+        self.session = session
+        self.combiner = combiner
+        self.order = RequestOrder()
+        self._turn = turn
+
+    # The operations that are not passed on as they are
+
+    def _read(self, tag: int, op: Op, blobs: list[bytes], _: bytes) -> None:
+        session = self.session
+
+        def answer(status: Status, content: bytes) -> None:
+            if status is Status.DONE:
+                session.answer_read(tag, blobs[0], content, content, recalled=op is Op.RECALL)
+            else:
+                session.answer(tag, status, content)
+
+        self.combiner.ask(self.order, Op.GET, blobs, b"", answer)
+
+    def _wait(self, tag: int, op: Op, keys: list[bytes], _: bytes) -> None:
+        note = self.session.notes[tag] = _Wait(self, tag)
+        self.combiner.wait(note, keys, op)
+
+    def _arrive(self, tag: int, _: Op, blobs: list[bytes], tail: bytes) -> None:
+        size, count = parse_arrive(tail)
+        self.session.notes[tag] = _Arrivals(self, tag, (blobs[0], size), count)
+
+    def _leave(self, tag: int, _: Op, __: list[bytes], tail: bytes) -> None:
+        of, count = unpack_pair(tail)
+        note = self.session.notes.get(of)
+
+        def left(gone: int) -> None:
+            self.session.answer(tag, Status.DONE, pack_i64(gone))
+
+        if note is None:
+            left(0)
+        else:
+            note.leave(count, left)
+
+    def _told(self, tag: int, _: Op, blobs: list[bytes], __: bytes) -> None:
+        self.session.store_report(blobs[0], self._turn.now)
+        self.session.answer(tag, Status.DONE, b"")
+
+    def _pop_called(self, tag: int, _: Op, blobs: list[bytes], tail: bytes) -> None:
+        notes, of = self.session.notes, unpack_u64(tail)[0]
+        note = notes.get(of)
+        answer = partial(self.session.answer, tag)
+        if isinstance(note, _Wait) and note.call is not None:
+            del notes[of]
+            self.combiner.pop_called(self.order, note.call, blobs[0], answer)
+        else:
+            self.combiner.ask(self.order, Op.QUEUE_POP, blobs, b"", answer)
+
+
+_OWN: Final = {
+    Op.GET: Downstream._read,
+    Op.RECALL: Downstream._read,
+    Op.WAIT: Downstream._wait,
+    Op.WAIT_IN_TURN: Downstream._wait,
+    Op.ARRIVE: Downstream._arrive,
+    Op.LEAVE: Downstream._leave,
+    Op.POP_CALLED: Downstream._pop_called,
+    Op.TOLD: Downstream._told,
+}
+
+
 class _Wait(Waiter):
     """A wait of a session; when a push has ended it, the call, until that is answered."""
 
-    __slots__ = ("_combiner", "_is_over", "_session", "_tag", "call")
+    __slots__ = ("_downstream", "_is_over", "_tag", "call")
 
-    def __init__(self, combiner: Combiner, session: Session, order: RequestOrder, tag: int) -> None:
-        super().__init__(order)
-        self._combiner = combiner
-        self._session = session
+    def __init__(self, downstream: Downstream, tag: int) -> None:
+        super().__init__(downstream.order)
+        self._downstream = downstream
         self._tag = tag
         self._is_over = False
         self.call: PopCall | None = None
 
     @property
     def is_present(self) -> bool:
-        return self._session.is_present
+        return self._downstream.session.is_present
 
     def end(self, refusal: bytes | None, call: PopCall | None) -> None:
-        session = self._session
+        session = self._downstream.session
         self._is_over = True
         self.call = call
         if call is None:
@@ -63,11 +133,11 @@ class _Wait(Waiter):
             session.answer(self._tag, Status.CALLED if call is not None else Status.DONE, end_of_wait(0))
 
     def leave(self, _: int, on_left: OnLeft) -> None:
-        self._session.notes.pop(self._tag, None)
+        self._downstream.session.notes.pop(self._tag, None)
         if not self._is_over:
-            self._combiner.cancel(self)
+            self._downstream.combiner.cancel(self)
         if self.call is not None:
-            self._combiner.dismiss(self.call)
+            self._downstream.combiner.dismiss(self.call)
         on_left(1)
 
     def suspend(self) -> None:
@@ -75,75 +145,66 @@ class _Wait(Waiter):
 
     def resume(self) -> None:
         if not self._is_over:
-            self._combiner.ask_again(self)
+            self._downstream.combiner.ask_again(self)
 
 
 class _Arrivals:
     """Arrivals of a session at one barrier. While it is away they are taken back, and are parked here."""
 
     __slots__ = (
-        *("_combiner", "_handle", "_is_away", "_is_pending", "_leaves", "_name", "_order", "_session"),
-        *("_tag", "count", "parked"),
+        *("_arrival", "_count", "_downstream", "_is_away", "_is_pending", "_leaves", "_name", "_parked"),
+        "_tag",
     )
 
-    def __init__(
-        self,
-        combiner: Combiner,
-        session: Session,
-        order: RequestOrder,
-        tag: int,
-        name: tuple[bytes, int],
-        count: int,
-    ) -> None:
+    def __init__(self, downstream: Downstream, tag: int, name: tuple[bytes, int], count: int) -> None:
         """`name` is the key and the size of the barrier."""
-        self._combiner = combiner
-        self._session = session
-        self._order = order
+        self._downstream = downstream
         self._tag = tag
         self._name = name
         self._is_away = False
         self._is_pending = False  # whether it is not yet known how many could be taken back
         self._leaves: list[tuple[int, OnLeft]] = []  # that wait for that
-        self.count = count  # not released, and not left
-        self.parked = 0
-        self._handle = self._arrive(count)
+        self._count = count  # not released, and not left
+        self._parked = 0
+        self._arrival = self._arrive(count)
 
-    def _arrive(self, count: int) -> _Handle:
-        handle = _Handle(self, count)
-        self._combiner.arrive(handle, self._order, *self._name)
-        return handle
+    def _arrive(self, count: int) -> Arrival:
+        arrival = _Arrival(self, count)
+        self._downstream.combiner.arrive(arrival, self._downstream.order, *self._name)
+        return arrival
 
     def release(self, status: Status, content: bytes) -> None:
-        self.count -= unpack_i64(content)[0] if status is Status.DONE else self.count
-        if not self.count:
-            self._session.notes.pop(self._tag, None)
-        self._session.answer(self._tag, status, content)
+        self._lower(unpack_i64(content)[0] if status is Status.DONE else self._count)
+        self._downstream.session.answer(self._tag, status, content)
+
+    def _lower(self, count: int) -> None:
+        self._count -= count
+        if not self._count:
+            self._downstream.session.notes.pop(self._tag, None)
 
     def leave(self, asked: int, on_left: OnLeft) -> None:
         if self._is_pending:
             self._leaves.append((asked, on_left))
         elif self._is_away:
-            left = min(asked, self.parked)
-            self.parked -= left
+            left = min(asked, self._parked)
+            self._parked -= left
             self._left(on_left, left)
         else:
-            self._combiner.leave(self._handle, asked, partial(self._left, on_left))
+            self._downstream.combiner.leave(self._arrival, asked, partial(self._left, on_left))
 
-    def _left(self, on_left: OnLeft, gone: int) -> None:
-        self.count -= gone
-        if not self.count:
-            self._session.notes.pop(self._tag, None)
-        on_left(gone)
+    def _left(self, on_left: OnLeft, count: int) -> None:
+        self._lower(count)
+        on_left(count)
 
     def suspend(self) -> None:
         if self._is_away:
             return
         self._is_away = True
-        if self._is_pending or not self.count:
+        if self._is_pending or not self._count:
             return
         self._is_pending = True
-        handle = self._handle
-        self._combiner.leave(handle, handle.count - handle.leaving, self._taken_back)
+        arrival = self._arrival
+        self._downstream.combiner.leave(arrival, arrival.count - arrival.leaving, self._taken_back)
 
     def resume(self) -> None:
         self._is_away = False
@@ -153,7 +214,7 @@ class _Arrivals:
     def _taken_back(self, count: int) -> None:
         """Of the arrivals of a session that is away, this many could be taken back."""
         self._is_pending = False
-        self.parked += count
+        self._parked += count
         is_away, self._is_away = self._is_away, True
         leaves, self._leaves = self._leaves, []
         for asked, on_left in leaves:
@@ -163,12 +224,12 @@ class _Arrivals:
             self._arrive_again()
 
     def _arrive_again(self) -> None:
-        if self.parked:
-            count, self.parked = self.parked, 0
-            self._handle = self._arrive(count)
+        if self._parked:
+            count, self._parked = self._parked, 0
+            self._arrival = self._arrive(count)
 
 
-class _Handle(Arrival):
+class _Arrival(Arrival):
     """Arrivals of a session as the combiner knows them."""
 
     __slots__ = ("_arrivals",)
@@ -181,37 +242,28 @@ class _Handle(Arrival):
         self._arrivals.release(status, content)
 
 
-def _for_each(session: Session, do: Callable[[_Wait | _Arrivals], None]) -> Rest:
-    """Go through all that a session waits for, a slice at a time."""
-    for note in session.notes_in_slices():
-        if note is None:
-            yield
-        else:
-            do(note)
-
-
 class RelayCarrier:
-    """Asks the combiner of one relay what its sessions ask."""
+    """Asks the combiner of one relay what the sessions of relays below ask."""
 
-    __slots__ = ("_orders", "_turn", "combiner")
+    __slots__ = ("_sessions", "_turn", "combiner")
 
     def __init__(self, combiner: Combiner, turn: Turn) -> None:
         self.combiner = combiner
         self._turn = turn
-        self._orders: dict[Session, RequestOrder] = {}
+        self._sessions: dict[Session, Downstream] = {}
 
     def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None:
-        order = self._orders.get(session)
-        if order is None:
-            order = self._orders[session] = RequestOrder()
+        downstream = self._sessions.get(session)
+        if downstream is None:
+            downstream = self._sessions[session] = Downstream(session, self.combiner, self._turn)
         own = _OWN.get(op)
         try:
             if own is not None:
-                own(self, session, order, tag, op, blobs, tail)
+                own(downstream, tag, op, blobs, tail)
             elif op is Op.CHECK and blobs == _ANNOUNCED:
                 session.answer(tag, Status.DONE, READY)
             else:
-                self.combiner.ask(order, op, blobs, tail, partial(session.answer, tag))
+                self.combiner.ask(downstream.order, op, blobs, tail, partial(session.answer, tag))
         except ProtocolError as error:
             session.answer(tag, Status.REFUSED, error.message.encode())
 
@@ -222,75 +274,15 @@ class RelayCarrier:
         return _for_each(session, lambda note: note.resume())
 
     def forget(self, session: Session) -> Rest:
-        self._orders.pop(session, None)
+        self._sessions.pop(session, None)
         yield from _for_each(session, lambda note: note.leave(MOST_ARRIVALS, ignore))
         session.notes.clear()
 
-    # The operations that are not passed on as they are
 
-    def _read(
-        self, session: Session, order: RequestOrder, tag: int, op: Op, blobs: list[bytes], _tail: bytes
-    ) -> None:
-        def answer(status: Status, content: bytes) -> None:
-            if status is Status.DONE:
-                session.answer_read(tag, blobs[0], content, content, recalled=op is Op.RECALL)
-            else:
-                session.answer(tag, status, content)
-
-        self.combiner.ask(order, Op.GET, blobs, b"", answer)
-
-    def _wait(
-        self, session: Session, order: RequestOrder, tag: int, op: Op, keys: list[bytes], _tail: bytes
-    ) -> None:
-        note = session.notes[tag] = _Wait(self.combiner, session, order, tag)
-        self.combiner.wait(note, keys, op)
-
-    def _arrive(
-        self, session: Session, order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], tail: bytes
-    ) -> None:
-        size, weight = parse_arrive(tail)
-        session.notes[tag] = _Arrivals(self.combiner, session, order, tag, (blobs[0], size), weight)
-
-    def _leave(
-        self, session: Session, _order: RequestOrder, tag: int, _op: Op, _blobs: list[bytes], tail: bytes
-    ) -> None:
-        of, count = unpack_pair(tail)
-        note = session.notes.get(of)
-
-        def left(gone: int) -> None:
-            session.answer(tag, Status.DONE, pack_i64(gone))
-
+def _for_each(session: Session, do: Callable[[_Wait | _Arrivals], None]) -> Rest:
+    """Go through all that a session waits for, a slice at a time."""
+    for note in session.notes_in_slices():
         if note is None:
-            left(0)
+            yield
         else:
-            note.leave(count, left)
-
-    def _told(
-        self, session: Session, _order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], _tail: bytes
-    ) -> None:
-        session.store_report(blobs[0], self._turn.now)
-        session.answer(tag, Status.DONE, b"")
-
-    def _pop_called(
-        self, session: Session, order: RequestOrder, tag: int, _op: Op, blobs: list[bytes], tail: bytes
-    ) -> None:
-        of = unpack_u64(tail)[0]
-        note = session.notes.get(of)
-        answer = partial(session.answer, tag)
-        if isinstance(note, _Wait) and note.call is not None:
-            del session.notes[of]
-            self.combiner.pop_called(order, note.call, blobs[0], answer)
-        else:
-            self.combiner.ask(order, Op.QUEUE_POP, blobs, b"", answer)
-
-
-_OWN: Final = {
-    Op.GET: RelayCarrier._read,
-    Op.RECALL: RelayCarrier._read,
-    Op.WAIT: RelayCarrier._wait,
-    Op.WAIT_IN_TURN: RelayCarrier._wait,
-    Op.ARRIVE: RelayCarrier._arrive,
-    Op.LEAVE: RelayCarrier._leave,
-    Op.POP_CALLED: RelayCarrier._pop_called,
-    Op.TOLD: RelayCarrier._told,
-}
+            do(note)

@@ -444,17 +444,21 @@ def test_the_end_of_a_wait_that_crosses_its_leave_is_for_nobody(bench: Bench, st
 # Queues
 
 
-def test_a_call_is_not_for_who_joined_too_late_to_be_sure(bench: Bench) -> None:
+@pytest.mark.parametrize("second_is_there", [True, False])
+def test_a_call_is_not_for_who_is_away_nor_for_who_joined_too_late_to_be_sure(
+    bench: Bench, second_is_there: bool
+) -> None:
     first, second, late = clients(3)
     bench.wait(first, b"q")
     bench.wait(second, b"q")
     bench.send()
     bench.wait(late, b"q")
-    first.is_present = False
+    first.is_present, second.is_present = False, second_is_there
     bench.take(0, end_of_wait(1), CALLED)
-    assert [rank.got for rank in (first, second, late)] == [[], ["called"], []]
-    assert bench.send() == [wait_in_turn(b"q")]
-    bench.take(1, end_of_wait(2))
+    assert [rank.got for rank in (first, second, late)] == [[], ["called"] if second_is_there else [], []]
+    declined = [] if second_is_there else [leave(0)]
+    assert bench.send() == [*declined, wait_in_turn(b"q")]
+    bench.take(1 + len(declined), end_of_wait(2))
     assert late.got == ["over"]
 
 
@@ -504,12 +508,3 @@ def test_leaves_that_cross_a_release_are_for_those_who_were_not_released(
         bench.take(tag, i64(min(left, 1)))
         left -= min(left, 1)
     assert tuple(rank.got for rank in ranks) == expected
-
-
-def test_no_more_leave_than_have_arrived_before_the_arrival_was_sent(bench: Bench) -> None:
-    rank, other = clients(2)
-    arrival = bench.arrive(rank, 9, 1)
-    bench.arrive(other, 9, 2)
-    bench.leave(rank, arrival, 2)
-    assert rank.got == [("left", 1)]
-    assert bench.send() == [arrive(b"b", 9, 2)]

@@ -149,12 +149,11 @@ class _Wait(Waiter):
 
 
 class _Arrivals:
-    """Arrivals of a session at one barrier. While it is away they are taken back, and are parked here."""
+    """Arrivals of a session at one barrier. While it is away they are taken back, and kept here."""
 
-    __slots__ = (
-        *("_arrival", "_count", "_downstream", "_is_away", "_is_pending", "_leaves", "_name", "_parked"),
-        "_tag",
-    )
+    __slots__ = ("_arrival", "_count", "_downstream", "_is_away", "_is_pending", "_leaves", "_name", "_tag")
+
+    _arrival: Arrival
 
     def __init__(self, downstream: Downstream, tag: int, name: tuple[bytes, int], count: int) -> None:
         """`name` is the key and the size of the barrier."""
@@ -162,16 +161,15 @@ class _Arrivals:
         self._tag = tag
         self._name = name
         self._is_away = False
-        self._is_pending = False  # whether it is not yet known how many could be taken back
-        self._leaves: list[tuple[int, OnLeft]] = []  # that wait for that
+        self._is_pending = False  # whether they are being taken back
+        self._leaves: list[tuple[int, OnLeft]] = []  # that wait for the end of that
         self._count = count  # not released, and not left
-        self._parked = 0
-        self._arrival = self._arrive(count)
+        self._arrive()
 
-    def _arrive(self, count: int) -> Arrival:
-        arrival = _Arrival(self, count)
-        self._downstream.combiner.arrive(arrival, self._downstream.order, *self._name)
-        return arrival
+    def _arrive(self) -> None:
+        if self._count:
+            self._arrival = _Arrival(self, self._count)
+            self._downstream.combiner.arrive(self._arrival, self._downstream.order, *self._name)
 
     def release(self, status: Status, content: bytes) -> None:
         self._lower(unpack_i64(content)[0] if status is Status.DONE else self._count)
@@ -186,9 +184,7 @@ class _Arrivals:
         if self._is_pending:
             self._leaves.append((asked, on_left))
         elif self._is_away:
-            left = min(asked, self._parked)
-            self._parked -= left
-            self._left(on_left, left)
+            self._left(on_left, min(asked, self._count))
         else:
             self._downstream.combiner.leave(self._arrival, asked, partial(self._left, on_left))
 
@@ -207,26 +203,18 @@ class _Arrivals:
         self._downstream.combiner.leave(arrival, arrival.count - arrival.leaving, self._taken_back)
 
     def resume(self) -> None:
-        self._is_away = False
-        if not self._is_pending:
-            self._arrive_again()
+        was_away, self._is_away = self._is_away, False
+        if was_away and not self._is_pending:
+            self._arrive()
 
-    def _taken_back(self, count: int) -> None:
-        """Of the arrivals of a session that is away, this many could be taken back."""
+    def _taken_back(self, _: int) -> None:
+        """All that had not been released are taken back."""
         self._is_pending = False
-        self._parked += count
-        is_away, self._is_away = self._is_away, True
         leaves, self._leaves = self._leaves, []
         for asked, on_left in leaves:
-            self.leave(asked, on_left)
-        self._is_away = is_away
-        if not is_away:
-            self._arrive_again()
-
-    def _arrive_again(self) -> None:
-        if self._parked:
-            count, self._parked = self._parked, 0
-            self._arrival = self._arrive(count)
+            self._left(on_left, min(asked, self._count))
+        if not self._is_away:
+            self._arrive()
 
 
 class _Arrival(Arrival):

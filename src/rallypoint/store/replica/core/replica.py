@@ -124,7 +124,7 @@ class Replica:
     """The stores of one log, by their names. Not safe for threads."""
 
     __slots__ = (
-        *("_about", "_assembly", "_here", "_limits", "_numbers", "faults", "last", "sequence", "stores"),
+        *("_about", "_assembly", "_clients", "_limits", "_numbers", "faults", "last", "sequence", "stores"),
         *("taken_bytes", "taken_records", "turn"),
     )
 
@@ -132,7 +132,7 @@ class Replica:
         self._limits = limits or Limits()
         self._about = about or About()
         self._assembly = Assembly()
-        self._here: dict[int, tuple[Core, Connection]] = {}
+        self._clients: dict[int, tuple[Core, Connection]] = {}
         self._numbers: dict[Client, int] = {}
         self.turn = Turn()
         """The time of the record that was applied last."""
@@ -182,7 +182,7 @@ class Replica:
                 core.engine.sweep()
 
     def _receive(self, number: int, data: bytes, put: Put) -> None:
-        core, client = self._here.get(number, (None, None))
+        core, client = self._clients.get(number, (None, None))
         if core is None or client is None:  # it was closed by what it sent before
             return
         error: ProtocolError | None = None
@@ -217,7 +217,7 @@ class Replica:
         elif entry.kind is Kind.CLOSE:
             self._close(entry.client)
         elif entry.kind is Kind.TERM:
-            for number in list(self._here):  # of the leader before, which tells them nothing any more
+            for number in list(self._clients):  # of the leader before, which tells them nothing any more
                 self._close(number)
             for core in self.stores.values():
                 self._empty_outbox(core, put)
@@ -265,11 +265,11 @@ class Replica:
             put(Output(entry.client, b"", error))
             return
         client.receive(VALIDATE)
-        self._here[entry.client] = core, client
+        self._clients[entry.client] = core, client
         self._numbers[client] = entry.client
 
     def _close(self, number: int) -> None:
-        core, client = self._here.pop(number, (None, None))
+        core, client = self._clients.pop(number, (None, None))
         if core is not None and client is not None:
             del self._numbers[client]
             core.close(client)
@@ -311,7 +311,7 @@ class Replica:
 
     def client(self, number: int) -> tuple[Core, Connection] | None:
         """A client of this number, and its store."""
-        return self._here.get(number)
+        return self._clients.get(number)
 
     def number_of(self, client: Client) -> int | None:
         """The number of a client; None if it has gone."""
@@ -340,7 +340,7 @@ class Replica:
             [
                 name,
                 core.state(),
-                [(number, client.id) for number, (of, client) in self._here.items() if of is core],
+                [(number, client.id) for number, (of, client) in self._clients.items() if of is core],
             ]
             for name, core in self.stores.items()
         ]
@@ -370,7 +370,7 @@ class Replica:
             core.take_state(core_state)
             for number, client_id in here:
                 client = core.clients.with_id(client_id)
-                replica._here[number] = core, client
+                replica._clients[number] = core, client
                 replica._numbers[client] = number
         return replica
 

@@ -39,19 +39,10 @@ from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import unpack_i64
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import Status
-from simulation import must_catch, simulate
-
-SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+from simulation import in_batches, must_catch, simulate
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        *(range(each, each + 50) for each in range(0, 300, 50)),
-        *(pytest.param(range(each, each + 250), marks=SLOW) for each in range(300, 5_050, 250)),
-    ],
-    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
-)
+@in_batches(300, 5_050)
 def test_every_run_could_have_been_one_store(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)

@@ -66,7 +66,11 @@ class NoCarrier:
     def suspend(self, _: Session, /) -> Rest:
         raise AssertionError
 
-    resume = forget = suspend
+    def resume(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+    def forget(self, _: Session, /) -> Rest:
+        raise AssertionError
 
 
 class SessionConnection(Protocol):

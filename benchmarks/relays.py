@@ -17,7 +17,7 @@ from rallypoint.bench.results import BenchError
 from rallypoint.errors import RallypointError
 from rallypoint.store.machine.ports import client_ports
 from rallypoint.store.relay.core.relay import RelayCore
-from rallypoint.store.relay.finding import StoreAddress, find_upstream
+from rallypoint.store.relay.reaching import StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.loops.backend import Choice, make_loop
 from rallypoint.store.server.loops.pump import TICK_SECONDS

@@ -27,14 +27,10 @@ from engines import (
     redis_cluster,
 )
 from rallypoint.bench.clients import TORCH
-from rallypoint.client.look import look
-from rallypoint.client.tcp import TCPStore
-from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.replica.engines.address import parse_address
 from rallypoint.store.replica.engines.etcd_client import EtcdClient
 from rallypoint.store.replica.engines.opening import open_log
 from rallypoint.store.replica.log import TrimmedError
-from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import blob, pack_u32, request
 from rallypoint.store.wire.opcodes import Op
 from survival import FrontEnd, front_end
@@ -104,32 +100,6 @@ def _start(url: str, port: int, folder: Path, stack: ExitStack) -> FrontEnd:
     server.start()
     server.await_ready()
     return server
-
-
-@pytest.mark.slow
-def test_a_log_of_short_records_is_kept_short_as_well(
-    cluster: EtcdCluster | RedisCluster, tmp_path: Path
-) -> None:
-    """They have few bytes, but each is to be read and dropped: 340 of them count for a MiB."""
-    url, (port,) = cluster.url("job"), free_ports(1)
-    with ExitStack() as stack:
-        _start(url, port, tmp_path, stack)
-        log = stack.enter_context(closing(open_log(url)))
-        with TCPStore("127.0.0.1", port, timeout=60) as store:
-            for number in range(1, 1_201):
-                assert store.add("n", 1) == number
-        replication = look("127.0.0.1", port, Question(), Deadline(30)).replication
-        assert replication is not None
-        assert replication.records >= 1_200
-
-        def is_trimmed() -> bool:
-            try:
-                log.read(replication.records - 700)
-            except TrimmedError:
-                return True
-            return False
-
-        await_that(is_trimmed, lambda: "its records are still there")
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ COMPILED = {
     "store/wire": "encoding parser requests sessions whole",
     "store/engine": "barriers engine keyspace waiters",
     "store/core": "clients registry server_core sessions slices store tickets",
-    "store/relay/core": "children combining ranks relay slots upstream",
+    "store/relay/core": "combining downstream relay relay_client upstream upstream_requests values",
     "store/relay": "relay worker",
     "store/server/guard": "other_users",
     "store/machine": "addresses socket_owner",

@@ -83,7 +83,7 @@ each_front = pytest.mark.parametrize(
 def _relays_read_on() -> Iterator[None]:
     """However many replies are due: nobody answers them here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rallypoint.store.relay.core.ranks._MOST_DUE", 1_000)
+        patch.setattr("rallypoint.store.relay.core.relay_client._MOST_DUE", 1_000)
         yield
 
 

@@ -39,7 +39,7 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import guard as guard_socket
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.socket_owner import NoUser, SocketTable
-from rallypoint.store.relay.finding import find_upstream
+from rallypoint.store.relay.reaching import find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.question import Question

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core import tickets
-from rallypoint.store.relay.core import children
+from rallypoint.store.relay.core import downstream
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import BATCH_OPS, CLIENT_OPS, OPERATIONS, SESSION_OPS, Op
@@ -52,7 +52,7 @@ def test_every_operation_is_in_the_table_and_has_its_method() -> None:
     assert SESSION_METHODS.keys() == SESSION_OPS
     extensions = {op for op, row in OPERATIONS.items() if not row.traits} - {Op.VALIDATE}
     assert EXTENSION_METHODS.keys() == extensions
-    for own in (tickets._METHODS, children._OWN):
+    for own in (tickets._METHODS, downstream._OWN):
         assert {*CLIENT_OPS, *own} >= BATCH_OPS >= own.keys()
 
 

@@ -33,7 +33,7 @@ from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.engine import engine, waiters
-from rallypoint.store.relay.core import ranks, relay, slots, upstream
+from rallypoint.store.relay.core import relay, relay_client, upstream, values
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
@@ -87,12 +87,12 @@ def make_small() -> None:
         sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "MOST_UNTAKEN": 300, "PIECE_BYTES": 60}
         | remembered,
         registry: {"WholeRequests": lambda *_: requests},
-        slots: remembered,
+        values: remembered,
         slices: {"SLICE": 4},
         store: {"SLICE": 4, "RequestTable": _shared_table()},
         engine: {"_BARRIERS_AT_ONCE": 6},
         waiters: {"_AT_ONCE": 4},
-        ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
+        relay_client: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
         relay: {"RequestTable": _shared_table()},
         upstream: {"_BATCH_BYTES": 300, "_UNACKNOWLEDGED_BYTES": 100, "_TICKS": 2, "MOST_UNTAKEN": 300},
     }

@@ -498,6 +498,19 @@ def run_simulation(simulation: SimulationT) -> SimulationT:
     return simulation
 
 
+def in_batches(quick: int, last: int) -> pytest.MarkDecorator:
+    """Run a test with `seeds` from 0 on: so many are quick, and those from there to `last` are slow."""
+    slow = [pytest.mark.slow, pytest.mark.timeout(600)]
+    return pytest.mark.parametrize(
+        "seeds",
+        [
+            *(range(each, each + 50) for each in range(0, quick, 50)),
+            *(pytest.param(range(each, each + 250), marks=slow) for each in range(quick, last, 250)),
+        ],
+        ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+    )
+
+
 def must_catch(
     what: str,
     seeds: int = 1_000,

@@ -14,7 +14,7 @@ from typing import Any
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.core.store import Core
-from rallypoint.store.relay.finding import Place, StoreAddress
+from rallypoint.store.relay.reaching import Place, StoreAddress
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.guard.secret import Secret
 from rallypoint.store.server.guard.tls import client_channel

@@ -57,6 +57,22 @@ class Carrier(Protocol):
         """It has ended: withdraw all that it waits for."""
 
 
+class NoCarrier:
+    """Of a core whose clients open no sessions."""
+
+    def carry(self, *_: object) -> None:
+        raise AssertionError
+
+    def suspend(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+    def resume(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+    def forget(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+
 class SessionConnection(Protocol):
     """What a session knows of the connection that carries it."""
 

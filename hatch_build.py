@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent
 SOURCE = ROOT / "src"
 
 COMPILED = {
-    "store/wire": "encoding parser requests sessions whole",
+    "store/wire": "encoding parser requests sessions",
     "store/engine": "barriers engine keyspace waiters",
     "store/core": "clients registry server_core sessions slices store tickets",
     "store/relay/core": "children combining ranks relay slots upstream",

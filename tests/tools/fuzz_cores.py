@@ -44,8 +44,8 @@ from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import BATCH_OPS
 from rallypoint.store.wire.parser import RequestTable
+from rallypoint.store.wire.requests import Repeated, WholeRequests
 from rallypoint.store.wire.sessions import batch
-from rallypoint.store.wire.whole import Repeated, WholeRequests
 
 LIMITS: Final = Limits(
     key_bytes=100,
@@ -114,7 +114,7 @@ def _shared_table() -> Callable[..., RequestTable[Any]]:
         table: RequestTable[Any] = object.__new__(RequestTable)
         for name in ("limits", "request_cap", "get_cap", "by_opcode", "hot"):
             setattr(table, name, getattr(made[0], name))
-        table.repeated = Repeated(limits, table.by_opcode)
+        table.repeated = Repeated(table.by_opcode)
         return table
 
     return make

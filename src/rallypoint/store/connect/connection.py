@@ -198,19 +198,6 @@ def _with_head(server: str) -> str:
     return f"{server}, a relay of the store at {head}," if is_relay else server
 
 
-class _Nobody:
-    """Carries no request out."""
-
-    def validate(self) -> None: ...
-    def hold(self, _: int, __: bool, /) -> None: ...
-    def postpone(self) -> None: ...
-    def get(self, _: bytes, /) -> bytes:
-        return b""
-
-    def go_on(self) -> bytes:
-        return b""
-
-
 def _broken_limit(sent: bytes) -> str:
     """The limit that a request breaks, in the words of the server's log; empty if it breaks none.
 
@@ -219,20 +206,19 @@ def _broken_limit(sent: bytes) -> str:
     # Late: only an error needs the server's half of the protocol.
     from rallypoint.store.server.process.startup import limits_of_environment
     from rallypoint.store.wire.limits import Limits
-    from rallypoint.store.wire.parser import RequestParser, RequestTable
-    from rallypoint.store.wire.requests import CLIENT_METHODS
+    from rallypoint.store.wire.requests import CLIENT_METHODS, RequestSpec
 
     try:
         limits = limits_of_environment()
     except UsageError:
         limits = Limits()
-    parser = RequestParser(_Nobody(), RequestTable(limits, dict.fromkeys(CLIENT_METHODS, lambda *_: b"")))
+    specs = {int(op): RequestSpec(op, method, limits) for op, method in CLIENT_METHODS.items()}
+    start, stop = 0, len(sent)
     try:
-        parser.feed(VALIDATE + sent)
+        while start < stop and sent[start] in specs:  # else it is a handshake, or a question
+            _, start = specs[sent[start]].read(sent, start, stop)
     except LimitError as error:
         return error.message
-    except ProtocolError:  # not one of the store's own requests: a handshake, or a question
-        pass
     return ""
 
 

@@ -16,8 +16,8 @@ from rallypoint.store.core.slices import Rest, Slices
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import WORKER
 from rallypoint.store.wire.opcodes import BATCH_OPS, Op
+from rallypoint.store.wire.requests import WholeRequests
 from rallypoint.store.wire.sessions import TOKEN_BYTES, Answer, Welcome, pack_welcome, parse_session
-from rallypoint.store.wire.whole import WholeRequests
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Counters

@@ -16,6 +16,7 @@ from rallypoint.store.core.slices import Rest, Slices, sliced
 from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.parser import STEP_BYTES, STEPS_AT_ONCE
+from rallypoint.store.wire.requests import WholeRequests
 from rallypoint.store.wire.sessions import (
     LONG,
     MOST_UNTAKEN,
@@ -31,7 +32,6 @@ from rallypoint.store.wire.sessions import (
     parse_head,
     parse_requests,
 )
-from rallypoint.store.wire.whole import WholeRequests
 
 _SPARE = 4096
 

@@ -39,9 +39,15 @@ from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, blob, encode, p
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import LOGGED_OPS, READ_OPS, READY, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, Deliver, carried
+from rallypoint.store.wire.requests import (
+    EXTENSION_METHODS,
+    SESSION_METHODS,
+    Deliver,
+    Nature,
+    Scanner,
+    carried,
+)
 from rallypoint.store.wire.sessions import ANNOUNCED, Note, pack_note
-from rallypoint.store.wire.whole import Nature, Scanner
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Replication, Snapshot

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from rallypoint.store.connect.connection import GuardedSocket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.finding import Place, StoreAddress
 from rallypoint.store.relay.relay import Relay

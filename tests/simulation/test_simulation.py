@@ -19,8 +19,8 @@ from linearizability import (
     whole_store,
 )
 from rallypoint.store.core import sessions
+from rallypoint.store.core.context import Rest
 from rallypoint.store.core.sessions import LongAnswers, Session, SessionConnection
-from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.ranks import Rank

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ends import Desk, End, Played, arrive, blob, i64
 from rallypoint.store.connect.connection import who_am_i
+from rallypoint.store.core.context import CoreFault, Other
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import CoreFault, Other
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn

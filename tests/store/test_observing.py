@@ -18,8 +18,7 @@ from ends import Desk, End, Played, arrive
 from processes import end, relaying, serving
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.core.context import About
-from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Pause
+from rallypoint.store.core.context import About, Close, CoreFault, DriverTask, Enter, GoOn, Pause
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.events import (
     BarrierComplete,
@@ -186,6 +185,7 @@ def test_who_still_waits_when_the_server_stops_has_waited_in_vain(observed: Obse
     (client,) = observed.open()
     client.send(wait(b"/k"))
     observed.clock.now += 1.0
+    assert observed.core.journal is not None
     observed.core.journal.stopped()
     waited, stopped = observed.take()
     assert waited == Waited(1_011.0, 1, ("k",), 1_010.0, 1.0, 1, gave_up=True)

@@ -25,9 +25,9 @@ from zlib import crc32
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.store.core import registry, sessions, slices, store
+from rallypoint.store.core import context, registry, sessions, store
+from rallypoint.store.core.context import CoreFault, DriverTask, GoOn
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import CoreFault, DriverTask, GoOn
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.store import Core
@@ -88,7 +88,7 @@ def make_small() -> None:
         | remembered,
         registry: {"WholeRequests": lambda *_: requests},
         slots: remembered,
-        slices: {"SLICE": 4},
+        context: {"SLICE": 4},
         store: {"SLICE": 4, "RequestTable": _shared_table()},
         engine: {"_BARRIERS_AT_ONCE": 6},
         waiters: {"_AT_ONCE": 4},

@@ -30,7 +30,7 @@ import pytest
 from histories import History
 from linearizability import Operation
 from rallypoint.build import in_use
-from rallypoint.store.core import sessions, slices
+from rallypoint.store.core import context, sessions
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.relay.core import upstream
@@ -472,7 +472,7 @@ def _short_pieces() -> Iterator[None]:
             (sessions, "MOST_UNTAKEN", 400),
             (upstream, "MOST_UNTAKEN", 400),
             (sessions, "PIECE_BYTES", 100),
-            (slices, "SLICE", 2),
+            (context, "SLICE", 2),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

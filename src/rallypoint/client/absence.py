@@ -13,7 +13,7 @@ from rallypoint.store.connect.connecting import first_to_answer
 from rallypoint.store.connect.connection import Connection, ConnectionPool
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.judgement import judge, trouble_of
-from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.question import Question, owing_rank
 from rallypoint.store.rollcall.roll import (
     Gathering,
     RankState,
@@ -23,7 +23,6 @@ from rallypoint.store.rollcall.roll import (
     owed_text,
     unseen_text,
 )
-from rallypoint.store.rollcall.torch_keys import owing_rank
 
 HEAD: Final = "rallypoint/head"
 """The key at which a launcher says where the store itself is, `[host, port, name]`, for

@@ -13,8 +13,8 @@ from rallypoint.launch.stacks.folding import NOTHING, Doing, fold
 from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.clients import gather, reporting_clients
 from rallypoint.store.rollcall.judgement import waits_of
+from rallypoint.store.rollcall.question import owing_rank
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
-from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import shown
 
 SILENT_SECONDS: Final = 4.0

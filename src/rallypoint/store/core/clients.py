@@ -11,11 +11,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, ProtocolError
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import DriverTask, Enter, GoOn, Other
+from rallypoint.store.core.context import Context, DriverTask, Enter, GoOn, Other, Slices
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Slices
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, is_hello, parse_hello
 from rallypoint.store.rollcall.question import Question
@@ -364,7 +362,8 @@ class Clients(Generic[ClientT]):
     def complete_handshake(self, client: ClientT) -> None:
         self._deadlines.pop(client, None)
         self.arrivals += 1
-        self.context.journal.connected(client, client.peer)
+        if self.context.journal is not None:
+            self.context.journal.connected(client, client.peer)
 
     def expect_rest(self, client: Client, is_cut: bool) -> None:
         """A client has sent a part of a request (`is_cut`), or the rest of it."""
@@ -377,7 +376,8 @@ class Clients(Generic[ClientT]):
         if who.role is Role.TOOL is not client.who.role:
             self.arrivals -= 1
         client.who = who
-        self.context.journal.named(client, who)
+        if self.context.journal is not None:
+            self.context.journal.named(client, who)
 
     def end(self, client: ClientT) -> None:
         """A client has sent its last request; it stays to take its replies."""
@@ -394,7 +394,7 @@ class Clients(Generic[ClientT]):
         client.read_no_more()
         if client.who.is_rank:
             self.gone.append(Departed(client.id, client.who, self.context.turn.now, client.why))
-        if late_with != _NO_HANDSHAKE:
+        if late_with != _NO_HANDSHAKE and self.context.journal is not None:
             self.context.journal.left(client, client.why)
 
     def state(self) -> State:

@@ -9,10 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
+from rallypoint.store.core.context import Close, Context, CoreFault, DriverTask, Rest, Slices
 from rallypoint.store.core.sessions import Carrier, Session, SessionConnection
-from rallypoint.store.core.slices import Rest, Slices
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import WORKER
 from rallypoint.store.wire.opcodes import BATCH_OPS, Op

@@ -15,7 +15,7 @@ The driver of a core
 - closes a client at once when `overdue` names it, and when it does not read what it is sent
   (`Limits.unsent_bytes`);
 - calls `overdue` and `end_second` about every second;
-- empties the `outbox` after each of these calls, and does what is in it: see `outbox`.
+- empties the `outbox` after each of these calls, and does what is in it: see `context`.
 
 The life of a connection (`clients.Client`; `parser` and `Clients` keep its state):
 
@@ -61,15 +61,14 @@ from typing import TYPE_CHECKING, Any, Generic
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError
 from rallypoint.store.core.clients import Clients, ClientT
-from rallypoint.store.core.context import Context
+from rallypoint.store.core.context import Close, Context, DriverTask, Outbox
 from rallypoint.store.core.looks import Fields, Looks, Pending
-from rallypoint.store.core.outbox import Close, DriverTask, Outbox
 from rallypoint.store.core.registry import Sessions
 from rallypoint.store.core.sessions import Carrier, Session
-from rallypoint.store.core.traffic import Progress, Traffic
-from rallypoint.store.core.turn import Durations
+from rallypoint.store.core.turn import Durations, Progress, Traffic
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.parser import RequestTable
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Snapshot
@@ -84,10 +83,11 @@ class ServerCore(ABC, Generic[ClientT]):
 
     __slots__ = (
         *("about", "began", "budget", "clients", "is_finding", "journal", "limits", "looks"),
-        *("outbox", "progress", "sessions", "traffic", "turn"),
+        *("outbox", "progress", "request_table", "sessions", "traffic", "turn"),
     )
 
-    def __init__(self, context: Context, carrier: Carrier) -> None:
+    def __init__(self, context: Context, carrier: Carrier, request_table: RequestTable[Any]) -> None:
+        self.request_table = request_table
         self.limits = context.limits
         self.budget = context.budget
         self.turn = context.turn
@@ -136,7 +136,7 @@ class ServerCore(ABC, Generic[ClientT]):
         )
         self.check_held()
         self.progress.end_second(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
-        if self.journal.is_wanted:
+        if self.journal is not None:
             self.journal.end_second(self.plan, self.stall)
             self.find_processes()
 
@@ -194,7 +194,8 @@ class ServerCore(ABC, Generic[ClientT]):
     def note_error(self, peer: str, reason: str) -> None:
         """A client was refused, or is about to be closed because of what it did or did not do."""
         self.traffic.note_error(self.turn.wall, peer, reason)
-        self.journal.erred(peer, reason)
+        if self.journal is not None:
+            self.journal.erred(peer, reason)
 
     def find_processes(self) -> None:
         """Have the driver find the processes behind clients, if some have no name."""
@@ -229,7 +230,10 @@ class ServerCore(ABC, Generic[ClientT]):
 
     def counts(self) -> dict[Op, int]:
         """How many requests of each kind there have been, those within batches included."""
-        return self.sessions.counts()
+        counts = self.request_table.counts(self.clients.operations)
+        for op, count in self.sessions.counts().items():
+            counts[op] = counts.get(op, 0) + count
+        return counts
 
     @property
     def plan(self) -> bytes | bytearray | None:
@@ -275,7 +279,7 @@ class ServerCore(ABC, Generic[ClientT]):
 
     def sum_up(self) -> Snapshot:
         """The figures of a snapshot, but for those that are sums over all connections."""
-        from rallypoint.store.rollcall.snapshot import (  # late: see `Journal`
+        from rallypoint.store.rollcall.snapshot import (  # late: many servers are never asked
             Mishap,
             Operation,
             Second,

@@ -11,8 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.outbox import Outbox
-from rallypoint.store.core.slices import Rest, Slices, sliced
+from rallypoint.store.core.context import Outbox, Rest, Slices, sliced
 from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.parser import STEP_BYTES, STEPS_AT_ONCE

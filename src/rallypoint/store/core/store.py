@@ -13,13 +13,10 @@ from typing import Final
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client, Owners
-from rallypoint.store.core.contents import Contents
-from rallypoint.store.core.context import About, Context
-from rallypoint.store.core.looks import Fields, Pending
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.context import PIECE_BYTES, SLICE, About, Context, DriverTask, Slices, sliced
+from rallypoint.store.core.looks import Contents, Fields, Pending
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import PIECE_BYTES, SLICE, Slices, sliced
 from rallypoint.store.core.tickets import Member, StoreCarrier, Ticket, wake
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.engine import Engine
@@ -28,7 +25,7 @@ from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
+from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED
 from rallypoint.store.wire.parser import RequestParser, RequestTable
 from rallypoint.store.wire.requests import CLIENT_METHODS, EXTENSION_METHODS, SESSION_METHODS
 from rallypoint.store.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED
@@ -207,7 +204,8 @@ class Connection(Client):
             return self.begin(self._wait(keys))
         if self._engine.wait(self, keys, self._turn.now):
             return STOP_WAITING
-        self._journal.waits(self, keys)
+        if self._journal is not None:
+            self._journal.waits(self, keys)
         self._context.check_budget()
         return b""
 
@@ -215,17 +213,20 @@ class Connection(Client):
         is_over = yield from self._engine.wait_in_slices(self, sliced(keys), self._turn.now)
         if is_over:
             return STOP_WAITING
-        self._journal.waits(self, keys)
+        if self._journal is not None:
+            self._journal.waits(self, keys)
         self._context.check_budget()
         return b""
 
     def barrier(self, key: bytes, world_size: int) -> bytes:
         released = self._engine.barrier(self, key, world_size, now=self._turn.now)
-        self._journal.waits(self, [key])
+        if self._journal is not None:
+            self._journal.waits(self, [key])
         if not released:
             self._context.check_budget()
             return b""
-        self._journal.gathered(key, world_size, released, self)
+        if self._journal is not None:
+            self._journal.gathered(key, world_size, released, self)
         return wake(released, self, self._journal)
 
     def cancel_wait(self) -> bytes:
@@ -233,7 +234,8 @@ class Connection(Client):
         woken = self._engine.withdraw(self)
         if woken:
             wake(woken, self, self._journal)
-        self._journal.gave_up(self)
+        if self._journal is not None:
+            self._journal.gave_up(self)
         if self._engine.is_untidy:
             self._core.outbox.others.append(DriverTask.REST)
         return WAIT_CANCELED
@@ -297,7 +299,6 @@ class Core(ServerCore[Connection]):
         "has_names",
         "owners",
         "pushers",
-        "request_table",
         "writers",
     )
 
@@ -319,12 +320,9 @@ class Core(ServerCore[Connection]):
         """
         limits = limits or Limits()
         budget = beside.budget if beside is not None else Budget(limits)
-        make_journal = None
+        context = Context(limits, turn, about, budget)
         if wants_events:
-            from rallypoint.store.core.event_journal import EventJournal  # late: see `Journal`
-
-            make_journal = EventJournal
-        context = Context(limits, turn, about, budget, make_journal=make_journal)
+            context.write_events()
         self.engine: Engine[Member] = Engine(context.limits, budget)
         self.has_names = has_names
         self.writers: dict[bytes, int] = {}
@@ -336,11 +334,11 @@ class Core(ServerCore[Connection]):
         self._sending_bytes = 0  # how much has begun since `_count_replaced`
         self._replaced: dict[Connection, int] = {}
         self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
-        super().__init__(context, self._carrier)
-        self.clients.have_named = beside is not None
-        self.request_table: RequestTable[Connection] = RequestTable(
+        table: RequestTable[Connection] = RequestTable(
             context.limits, {**CLIENT_METHODS, **SESSION_METHODS, **EXTENSION_METHODS}, is_prompt=True
         )
+        super().__init__(context, self._carrier, table)
+        self.clients.have_named = beside is not None
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
             self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn
@@ -461,12 +459,6 @@ class Core(ServerCore[Connection]):
     @property
     def stall(self) -> bytes | bytearray | None:
         return self._contents.stall
-
-    def counts(self) -> dict[Op, int]:
-        counts = self.request_table.counts(self.clients.operations)
-        for op, count in super().counts().items():
-            counts[op] = counts.get(op, 0) + count
-        return counts
 
     @property
     def waiting(self) -> int:

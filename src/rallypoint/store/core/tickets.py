@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import Context, Journal, Numbered
+from rallypoint.store.core.context import SLICE, Context, Rest, sliced
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import SLICE, Rest, sliced
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
@@ -16,20 +15,31 @@ from rallypoint.store.wire.opcodes import STOP_WAITING, Op
 from rallypoint.store.wire.requests import CLIENT_METHODS, RequestHandler
 from rallypoint.store.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
 
+if TYPE_CHECKING:
+    from rallypoint.store.core.event_journal import EventJournal
 
-class Member(Numbered, Protocol):
+
+class Member(Protocol):
     """What waits in the engine: a client's connection, or the ticket of a relay."""
+
+    since: float
+    """When the client connected, or when the ticket began to wait; by the monotonic clock."""
+
+    @property
+    def id(self) -> int:
+        """The number of the connection of the client or the relay."""
 
     def wake(self) -> None:
         """Its wait is over: notify the client or the relay."""
 
 
-def wake(members: Sequence[Member], by: Member, journal: Journal) -> bytes:
+def wake(members: Sequence[Member], by: Member, journal: EventJournal | None) -> bytes:
     """Wake members because of a request of `by`.
 
     If `by` is itself among them, returns its STOP_WAITINGs, which go among its replies.
     """
-    journal.woken(members, by)
+    if journal is not None:
+        journal.woken(members, by)
     own = 0
     for member in members:
         if member is by:
@@ -234,7 +244,8 @@ class StoreCarrier:
         released = self._engine.barrier(ticket, blobs[0], size, weight, now)
         session.notes[tag] = ticket
         if released:
-            self._journal.gathered(blobs[0], size, released, self._requester(session))
+            if self._journal is not None:
+                self._journal.gathered(blobs[0], size, released, self._requester(session))
             self._wake(released, session)
 
     def _leave(self, session: Session, tag: int, _: list[bytes], tail: bytes) -> None:

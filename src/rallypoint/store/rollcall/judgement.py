@@ -26,10 +26,9 @@ from rallypoint.store.rollcall.clients import (
 )
 from rallypoint.store.rollcall.identity import Source
 from rallypoint.store.rollcall.plan import Plan, believed_size, is_believable, meetings_of
-from rallypoint.store.rollcall.question import KEYS_NAMED
+from rallypoint.store.rollcall.question import KEYS_NAMED, barrier_of, is_of_all, owing_rank, owing_whom
 from rallypoint.store.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
 from rallypoint.store.rollcall.snapshot import Gone, Relay, Replication, Snapshot
-from rallypoint.store.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, shown
 
 _RELIABILITY: Final = {source: order for order, source in enumerate(Source)}

@@ -26,9 +26,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.context import About, Context, DriverTask
 from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
-from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.children import RelayCarrier
@@ -56,10 +55,7 @@ class RelayCore(ServerCore[Rank]):
 
     kind = "relay"
 
-    __slots__ = (
-        *("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream"),
-        *("request_table", "upstream"),
-    )
+    __slots__ = (*("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream", "upstream"),)
 
     def __init__(
         self,
@@ -73,9 +69,9 @@ class RelayCore(ServerCore[Rank]):
         self._context = context
         self.combiner = Combiner(context)
         self._carrier = RelayCarrier(self.combiner, context.turn)
-        super().__init__(context, self._carrier)
         own: dict[Op, Deliver[Rank]] = {**SESSION_METHODS, **EXTENSION_METHODS}
-        self.request_table: RequestTable[Rank] = RequestTable(self.limits, {**carried(CLIENT_METHODS), **own})
+        table: RequestTable[Rank] = RequestTable(context.limits, {**carried(CLIENT_METHODS), **own})
+        super().__init__(context, self._carrier, table)
         self.describe_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._open_session(token)
@@ -98,12 +94,6 @@ class RelayCore(ServerCore[Rank]):
         client.forget_replies()
 
     # What it knows
-
-    def counts(self) -> dict[Op, int]:
-        counts = self.request_table.counts(self.clients.operations)
-        for op, count in super().counts().items():
-            counts[op] = counts.get(op, 0) + count
-        return counts
 
     @property
     def waiting(self) -> int:

@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.context import About, Close, Context, DriverTask, Rest
 from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
-from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
@@ -216,7 +214,7 @@ class LeaderCore(ServerCore[Caller]):
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
         *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
-        *("_time_ahead", "_waiting_bytes", "request_table", "replica", "scanner", "describe_replication"),
+        *("_time_ahead", "_waiting_bytes", "replica", "scanner", "describe_replication"),
     )
 
     def __init__(
@@ -229,10 +227,10 @@ class LeaderCore(ServerCore[Caller]):
     ) -> None:
         """`clock`: the monotonic clock of `turn`, but not only once in a turn: see `may_read`."""
         context = Context(limits, turn, about)
-        super().__init__(context, _NoSessions())
-        self.replica = replica
         own: dict[Op, Deliver[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
-        self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
+        table: RequestTable[Caller] = RequestTable(context.limits, {**carried(LOGGED_OPS), **own})
+        super().__init__(context, _NoSessions(), table)
+        self.replica = replica
         self.scanner = Scanner(self.limits, LOGGED_OPS)
         self.looks = self._all_looks = LeaderLooks(self)
         self.describe_replication: Callable[[], Replication | None] = lambda: None

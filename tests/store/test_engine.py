@@ -39,8 +39,8 @@ def snapshot(engine: Engine[str]) -> tuple[object, ...]:
     engine.check_invariants()
     keys = sorted(engine.keys())
     queued = [engine.queue_length(key) for key in (b"k", b"q")]
-    waiting = [engine.awaited_by(member) for member in "ABC"]
-    return [(key, bytes(engine.get(key) or b"")) for key in keys], queued, waiting, engine.stored_bytes
+    waiting = [engine.waiters.awaited_by(member) for member in "ABC"]
+    return [(key, bytes(engine.get(key) or b"")) for key in keys], queued, waiting, engine.space.stored_bytes
 
 
 # Numbers
@@ -88,20 +88,20 @@ def test_a_member_waits_for_no_more_keys_than_the_limit() -> None:
 
 def test_a_barrier_of_the_largest_size_takes_no_room(engine: Engine[str]) -> None:
     assert not engine.barrier("A", b"k", I64_MAX)
-    assert engine.arrived(b"k") == {I64_MAX: ["A"]}
+    assert engine.barriers.arrived(b"k", I64_MAX) == ["A"]
 
 
 def test_who_withdraws_while_it_is_away_is_forgotten(engine: Engine[str]) -> None:
     engine.barrier("A", b"k", 2)
     engine.suspend("A")
     engine.withdraw("A")
-    assert not engine.count_at_barrier("A")
+    assert not engine.barriers.count_at("A")
 
 
 def test_who_arrives_while_it_is_away_counts_when_it_is_back(engine: Engine[str]) -> None:
     engine.suspend("A")
     assert not engine.barrier("A", b"k", 1)
-    assert engine.count_at_barrier("A") == 1
+    assert engine.barriers.count_at("A") == 1
     assert list(engine.resume("A")) == ["A"]
 
 
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_whole(operation: Callable[[Engine[str]], o
     engine.push(b"q", b"v" * 11)
     engine.wait("A", [b"new", b"0123456789"])
     engine.wait("B", [b"a"])
-    assert engine.stored_bytes == 30
+    assert engine.space.stored_bytes == 30
     before = snapshot(engine)
     with pytest.raises(LimitError, match="stored_bytes"):
         operation(engine)
@@ -174,7 +174,7 @@ def test_multi_set_counts_what_it_replaces_as_free() -> None:
     engine.multi_set([b"a", b"3" * 20, b"b", b"4" * 10])
     assert (engine.get(b"a"), engine.get(b"b")) == (b"3" * 20, b"4" * 10)
     engine.multi_set([b"a", b"5" * 15, b"a", b"6" * 28])
-    assert engine.stored_bytes == 40
+    assert engine.space.stored_bytes == 40
     engine.check_invariants()
 
 
@@ -326,13 +326,11 @@ class Comparison(RuleBasedStateMachine):
     def the_same_members_wait(self) -> None:
         for member in "ABC":
             waits = [key for wait in self.model.waits if wait.member == member for key in wait.left]
-            assert sorted(self.engine.awaited_by(member)) == sorted(waits)
-        for key in ALL_KEYS:
-            arrived: dict[int, list[str]] = {}
-            for member, name, size in self.model.at_barriers:
-                if name == key:
-                    arrived.setdefault(size, []).append(member)
-            assert self.engine.arrived(key) == arrived
+            assert sorted(self.engine.waiters.awaited_by(member)) == sorted(waits)
+        arrived: dict[tuple[bytes, int], list[str]] = {}
+        for member, key, size in self.model.at_barriers:
+            arrived.setdefault((key, size), []).append(member)
+        assert {(key, size): members for key, size, _, members in self.engine.barriers.all()} == arrived
 
 
 class Queues(Comparison):

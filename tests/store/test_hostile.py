@@ -152,7 +152,7 @@ def test_a_relay_with_very_many_waits_comes_and_goes_and_others_need_not_wait() 
     assert GoOn(second) in core.outbox.take_others()
     while not (second.session and second.session.is_present):  # what was left of the first is done before
         assert count_calls(lambda: second.receive(b"")) < 12_000
-    assert not any(map(core.engine._away.__contains__, second.session.notes.values()))
+    assert not any(map(core.engine.barriers.away.__contains__, second.session.notes.values()))
     assert count_calls(lambda: second.receive(BYE)) < 12_000
     is_more = True
     while is_more:

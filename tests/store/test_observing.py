@@ -138,7 +138,7 @@ def test_the_length_of_a_wait_does_not_depend_on_the_time_of_day(observed: Obser
     observed.clock.wall_ahead += hour
     observed.core.end_second()
     third.send(set_(b"/k") + barrier(b"/b", 2))
-    lengths = [each.seconds for each in observed.take(Waiting, Waited, BarrierComplete)]  # type: ignore[union-attr]
+    lengths = [each.seconds for each in observed.take(Waiting, Waited, BarrierComplete)]  # type: ignore[attr-defined]
     assert lengths == [2.0] * 5
     first.send(wait(b"/l"))
     observed.clock.now += 0.5
@@ -199,9 +199,9 @@ def test_a_wait_that_a_pop_elsewhere_leaves_to_another_ends(observed: Observed) 
     second.send(wait(b"/q"))
     observed.clock.now += 1.0
     third.send(push(b"/q"))
-    assert [each.client for each in observed.take(Waited)] == [1]  # type: ignore[union-attr]
+    assert [each.client for each in observed.take(Waited)] == [1]  # type: ignore[attr-defined]
     first.close()
-    assert [(each.client, each.by) for each in observed.take(Waited)] == [(2, 1)]  # type: ignore[union-attr]
+    assert [(each.client, each.by) for each in observed.take(Waited)] == [(2, 1)]  # type: ignore[attr-defined]
     assert second.take() == b"\x00"
 
 

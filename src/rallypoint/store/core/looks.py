@@ -361,7 +361,7 @@ class Contents:
         """The fields of a snapshot that only a store has."""
         engine = self.engine
         yield "key_count", str(engine.num_keys())
-        yield "stored_bytes", str(engine.stored_bytes)
+        yield "stored_bytes", str(engine.space.stored_bytes)
         yield "workers", str(_number(engine.get(_WORKERS)))
         yield "plan", to_text(_text(self.plan))
         yield "stall", to_text(_text(self.stall, STALL_BYTES))
@@ -375,10 +375,10 @@ class Contents:
     def _barriers(self) -> Fields:
         now, engine = self.turn.now, self.engine
         rows = []
-        for key, size, arrived, members in engine.barriers():
+        for key, size, arrived, members in engine.barriers.all():
             waited: dict[int, float] = {}
             for each in members:
-                since = engine.barriers_of(each).get((key, size), now)
+                since = engine.barriers.by_member.get(each, {}).get((key, size), now)
                 waited[each.id] = max(waited.get(each.id, 0.0), now - since)
                 yield None
             rows.append(barrier_row(key, size, arrived, waited.items()))
@@ -409,14 +409,14 @@ class Contents:
                     writer = writers.get(key, 0)
                     rows.append(key_row(key, len(value), 0, writer, names.of(writer)))
             yield None
-        queues = engine.queues()
-        for key, length in queues:
+        queues = list(engine.space.queues.items())
+        for key, queue in queues:
             if not wanted or wanted in key_name(key):
                 found += 1
                 if len(rows) < most:
-                    size = sum(map(len, engine.queued(key))) if length <= _QUEUED_SUMMED else -1
+                    size = sum(map(len, queue)) if len(queue) <= _QUEUED_SUMMED else -1
                     pusher = self.pushers.get(key, 0)
-                    rows.append(key_row(key, size, length, pusher, names.of(pusher)))
+                    rows.append(key_row(key, size, len(queue), pusher, names.of(pusher)))
             yield None
         yield "queue_count", str(len(queues))
         yield "keys_found", str(found)

@@ -405,13 +405,13 @@ class Core(ServerCore[Connection]):
         """
         engine, notes = self.engine, map(self._carrier.notes_of, self.sessions)
         sessions = self.sessions.state(engine.get)
-        return [self.clients.state(), engine.values_state(), sessions, list(notes), engine.state(_name_of)]
+        return [self.clients.state(), engine.space.state(), sessions, list(notes), engine.state(_name_of)]
 
     def take_state(self, state: State) -> None:
         """Restore a `state`, with its clients. The core must be new."""
         clients, values, sessions, notes, waits = state
         self.clients.take_state(clients, self._make)
-        self.engine.take_values(values)
+        self.engine.space.take_state(values)
         self.sessions.take_state(sessions, self.engine.get, self.clients.with_id)
         for session, some in zip(self.sessions, notes, strict=True):
             self._carrier.take_notes(session, some)
@@ -469,10 +469,10 @@ class Core(ServerCore[Connection]):
         return self.engine.oldest_wait
 
     def waits_of(self, client: Connection) -> Sequence[Pending]:
-        return self.engine.waits_of(client, KEYS_NAMED)
+        return self.engine.waiters.pending_of(client, KEYS_NAMED)
 
     def waits_behind(self, session: Session) -> Sequence[Pending]:
-        waits_of, tickets = self.engine.waits_of, islice(session.notes.values(), _WAITS_TOLD)
+        waits_of, tickets = self.engine.waiters.pending_of, islice(session.notes.values(), _WAITS_TOLD)
         return [each for ticket in tickets for each in waits_of(ticket, KEYS_NAMED)]
 
     def frame(self, snapshot: bytes) -> bytes:

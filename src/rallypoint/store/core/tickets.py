@@ -130,26 +130,22 @@ class StoreCarrier:
         return requester
 
     def suspend(self, session: Session) -> Rest:
-        for ticket in session.notes_in_slices():
-            if ticket is None:
-                yield
-            else:
-                self._engine.suspend(ticket)
+        return self._for_all(session, self._engine.suspend)
 
     def resume(self, session: Session) -> Rest:
+        return self._for_all(session, self._engine.resume)
+
+    def _for_all(self, session: Session, change: Callable[[Ticket], Sequence[Member]]) -> Rest:
+        """Change what each ticket of a session waits for, and wake whom that wakes."""
         for ticket in session.notes_in_slices():
             if ticket is None:
                 yield
             else:
-                self._wake(self._engine.resume(ticket), session)
+                self._wake(change(ticket), session)
 
     def forget(self, session: Session) -> Rest:
-        for ticket in session.notes_in_slices():
-            if ticket is None:
-                yield
-            else:
-                del session.notes[ticket.tag]
-                self._wake(self._engine.withdraw(ticket), session)
+        yield from self._for_all(session, self._engine.withdraw)
+        session.notes.clear()
         requester = self._requesters.pop(session, None)
         if requester is not None:
             requester.read_no_more()  # it may be in the middle of a long reply
@@ -157,7 +153,7 @@ class StoreCarrier:
     def wake(self, ticket: Ticket) -> None:
         """The key that a ticket waited for is there, or some of its arrivals are released."""
         if ticket.count:
-            left = self._engine.count_at_barrier(ticket)
+            left = self._engine.barriers.count_at(ticket)
             ticket.session.answer(ticket.tag, Status.DONE, pack_i64(ticket.count - left))
             ticket.count = left
             if not left:
@@ -170,7 +166,7 @@ class StoreCarrier:
             wake(members, self._requester(session), self._journal)
 
     def _end_wait(self, ticket: Ticket) -> None:
-        if self._engine.is_called(ticket):
+        if self._engine.pops.includes(ticket):
             # The ticket stays until its relay has popped, or says that nobody will.
             ticket.session.answer(ticket.tag, Status.CALLED, end_of_wait(ticket.session.taken))
         else:

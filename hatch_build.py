@@ -29,7 +29,7 @@ SOURCE = ROOT / "src"
 COMPILED = {
     "store/wire": "encoding parser requests sessions",
     "store/engine": "barriers engine keyspace waiters",
-    "store/core": "clients registry server_core sessions store tickets",
+    "store/core": "clients server_core sessions store tickets",
     "store/relay/core": "children combining ranks relay slots upstream",
     "store/relay": "relay worker",
     "store/server/guard": "other_users",

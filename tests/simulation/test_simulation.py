@@ -20,7 +20,7 @@ from linearizability import (
 )
 from rallypoint.store.core import sessions
 from rallypoint.store.core.context import Rest
-from rallypoint.store.core.sessions import LongAnswers, Session, SessionConnection
+from rallypoint.store.core.sessions import Session, SessionConnection
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.ranks import Rank
@@ -38,7 +38,7 @@ from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import unpack_i64
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.sessions import Status
+from rallypoint.store.wire.sessions import LongAnswers, Status
 from simulation import must_catch, simulate
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]

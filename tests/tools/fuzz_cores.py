@@ -25,7 +25,7 @@ from zlib import crc32
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.store.core import context, registry, sessions, store
+from rallypoint.store.core import context, sessions, store
 from rallypoint.store.core.context import CoreFault, DriverTask, GoOn
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.server_core import ServerCore
@@ -40,6 +40,7 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import stall_text
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.wire import parser
+from rallypoint.store.wire import sessions as wire_sessions
 from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import BATCH_OPS
@@ -84,9 +85,15 @@ def make_small() -> None:
     changes: dict[Any, dict[str, Any]] = {
         # So few bytes hold no more keys than a slice, as with the real numbers.
         parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 120, "_LARGE_REPLY": 60, "REPEATED_BYTES": 44},
-        sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "MOST_UNTAKEN": 300, "PIECE_BYTES": 60}
+        sessions: {
+            "STEPS_AT_ONCE": 6,
+            "LONG": 100,
+            "_SPARE": 200,
+            "MOST_UNTAKEN": 300,
+            "WholeRequests": lambda *_: requests,
+        }
         | remembered,
-        registry: {"WholeRequests": lambda *_: requests},
+        wire_sessions: {"PIECE_BYTES": 60},
         slots: remembered,
         context: {"SLICE": 4},
         store: {"SLICE": 4, "RequestTable": _shared_table()},

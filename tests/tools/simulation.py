@@ -34,6 +34,7 @@ from rallypoint.store.core import context, sessions
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.relay.core import upstream
+from rallypoint.store.wire import sessions as wire_sessions
 from simulated_network import Link, Node, Place, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
 
@@ -471,7 +472,7 @@ def _short_pieces() -> Iterator[None]:
             (sessions, "LONG", 256),
             (sessions, "MOST_UNTAKEN", 400),
             (upstream, "MOST_UNTAKEN", 400),
-            (sessions, "PIECE_BYTES", 100),
+            (wire_sessions, "PIECE_BYTES", 100),
             (context, "SLICE", 2),
         ):
             stack.enter_context(patch.object(module, name, value))

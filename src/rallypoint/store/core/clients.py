@@ -12,8 +12,7 @@ from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, ProtocolError
 from rallypoint.store.core.context import Context, DriverTask, Enter, GoOn, Other, Slices
-from rallypoint.store.core.registry import Sessions
-from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.sessions import Session, Sessions
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, is_hello, parse_hello
 from rallypoint.store.rollcall.question import Question

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from rallypoint.codec import to_json, to_text
 from rallypoint.store.core.clients import Client, ClientReport, Clients, Departed
 from rallypoint.store.core.context import CoreFault, DriverTask, Outbox
-from rallypoint.store.core.registry import Sessions
-from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.sessions import Session, Sessions
 from rallypoint.store.core.tickets import Member
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.engine import Engine

@@ -39,17 +39,7 @@ Two conditions are independent of these states:
 
 A connection may leave for another core by ENTER, or be restricted to LOOK before its first byte.
 
-The life of a session, which outlives its connections:
-
-    state      begins when                                         ends when
-    ---------  --------------------------------------------------  -----------------------------------------
-    attached   SESSION: it is new, or taken up                     PRESENT; or its connection is lost
-    present    PRESENT: the relay has sent again what was lost     its connection is lost: its waits suspend
-    detached   its connection is lost, or displaced by another     SESSION; or `keeps_ms` are over
-    ended      BYE; overdue; a batch failed; it held too much      its waits are withdrawn, slice by slice
-
-While a session is not present, its waits go on, but they do not count at barriers and get no queue items. A
-batch that was under way when the connection was lost is carried out all the same.
+The life of a session, which outlives its connections, is in `sessions`.
 """
 
 from __future__ import annotations
@@ -63,8 +53,7 @@ from rallypoint.errors import LimitError
 from rallypoint.store.core.clients import Clients, ClientT
 from rallypoint.store.core.context import Close, Context, DriverTask, Outbox
 from rallypoint.store.core.looks import Fields, Looks, Pending
-from rallypoint.store.core.registry import Sessions
-from rallypoint.store.core.sessions import Carrier, Session
+from rallypoint.store.core.sessions import Carrier, Session, Sessions
 from rallypoint.store.core.turn import Durations, Progress, Traffic
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.opcodes import Op
@@ -96,7 +85,7 @@ class ServerCore(ABC, Generic[ClientT]):
         self.journal = context.journal
         self.began = context.turn.now
         self.clients: Clients[ClientT] = Clients(context)
-        self.sessions = Sessions(context, carrier)
+        self.sessions = Sessions(context, carrier, self.note_error)
         self.traffic = Traffic()
         self.progress = Progress(context.turn.now)
         self.is_finding = False
@@ -142,7 +131,7 @@ class ServerCore(ABC, Generic[ClientT]):
 
     def go_on(self) -> bool:
         """Go on with what no client waits for, a slice at a time; return whether there is more to do."""
-        return self.sessions.go_on(self.note_error)
+        return self.sessions.go_on()
 
     def check_held(self) -> None:
         """Ask the driver to lighten the load if clients hold too much."""

@@ -125,6 +125,12 @@ class Barriers(Generic[Member]):
         present = sum(self._by_name[name][member] for name in self.by_member.get(member, ()))
         return present + sum(weight for weight, _ in self.away.get(member, {}).values())
 
+    @property
+    def oldest(self) -> float | None:
+        """When the longest wait at a barrier began; None if nobody waits there."""
+        longest = next(iter(self.by_member.values()), None)
+        return None if longest is None else min(longest.values())
+
     def count_of(self, member: Member) -> int:
         """At how many barriers `member` waits."""
         return len(self.by_member.get(member, ()))

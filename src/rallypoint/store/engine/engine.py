@@ -8,7 +8,6 @@ ProtocolError and changes nothing. Who wants to know more asks the parts, and ch
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -236,10 +235,9 @@ class Engine(Generic[Member]):
 
     @property
     def oldest_wait(self) -> float | None:
-        """Since when some member has waited, for keys or at a barrier."""
-        began = self.waiters.first_since
-        began += [time for times in islice(self.barriers.by_member.values(), 1) for time in times.values()]
-        return min(began, default=None)
+        """When the longest wait began, for keys or at a barrier; None if nobody waits."""
+        began = (self.waiters.oldest, self.barriers.oldest)
+        return min((each for each in began if each is not None), default=None)
 
     def _pass_on_pops(self, member: Member) -> Sequence[Member]:
         """`member` will not pop: call others to the items that it was called to, if they are still there."""

@@ -77,18 +77,14 @@ class RequestHandler(Handler, Protocol):
     def barrier(self, key: bytes, world_size: int, /) -> bytes: ...
 
 
-class SessionHandler(Handler, Protocol):
-    """Carries out the operations of a relay's connection (see `sessions`)."""
+class ExtensionHandler(Handler, Protocol):
+    """Carries out our own operations: those of a relay's connection (see `sessions`), and three more."""
 
     def open_session(self, token: bytes, tail: bytes, /) -> bytes | None: ...
     def batch(self, payload: bytes, /) -> bytes | None: ...
     def present(self) -> bytes | None: ...
     def bye(self) -> bytes: ...
     def beat(self) -> bytes | None: ...
-
-
-class ExtensionHandler(Handler, Protocol):
-    """Carries out our operations that any connection may send."""
 
     def enter(self, name: bytes, /) -> bytes | None:
         """The client chooses one of several stores."""
@@ -134,7 +130,7 @@ CLIENT_METHODS: Final[dict[Op, Deliver[RequestHandler]]] = {
 }
 """torch's operations."""
 
-SESSION_METHODS: Final[dict[Op, Deliver[SessionHandler]]] = {
+SESSION_METHODS: Final[dict[Op, Deliver[ExtensionHandler]]] = {
     Op.SESSION: lambda handler, blobs, tail: handler.open_session(blobs[0], tail),
     Op.BATCH: lambda handler, blobs, _: handler.batch(blobs[0]),
     Op.PRESENT: lambda handler, _, __: handler.present(),

@@ -21,6 +21,7 @@ from linearizability import (
 from rallypoint.store.core import sessions
 from rallypoint.store.core.context import Rest
 from rallypoint.store.core.sessions import Session, SessionConnection
+from rallypoint.store.core.store import Connection
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.ranks import Rank
@@ -147,9 +148,11 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
     def repeat_adds(self: Session, connection: SessionConnection, taken: int) -> None:
         attach(self, connection, taken)
         if isinstance(self._carrier, StoreCarrier):
+            requester = self._carrier._requester(self)
+            assert isinstance(requester, Connection)
             for key, amount in last.pop(self.token, []):
                 if key.startswith(b"c"):  # the others are no numbers
-                    self._carrier._requester(self).add(key, amount)
+                    requester.add(key, amount)
 
     monkeypatch.setattr(Session, "begin_batch", begin)
     monkeypatch.setattr(StoreCarrier, "carry", remember)

@@ -21,18 +21,13 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core import tickets
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS
+from rallypoint.store.core.store import CLIENT_METHODS, Connection
 from rallypoint.store.relay.core import children
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import BATCH_OPS, CLIENT_OPS, OPERATIONS, SESSION_OPS, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import (
-    CLIENT_METHODS,
-    EXTENSION_METHODS,
-    SESSION_METHODS,
-    Deliver,
-    RequestHandler,
-)
 
 pytestmark = pytest.mark.windows
 
@@ -41,7 +36,7 @@ VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
-ALL: dict[Op, Deliver[Any]] = {**CLIENT_METHODS, Op.TELL: EXTENSION_METHODS[Op.TELL]}
+ALL: dict[Op, Any] = {**CLIENT_METHODS, Op.TELL: EXTENSION_METHODS[Op.TELL]}
 
 Call = tuple[object, ...]
 
@@ -95,9 +90,7 @@ class Bench:
 
     def __init__(self, limits: Limits | None = None, *, validated: bool = True) -> None:
         self.recorder = Recorder()
-        self.parser = RequestParser(
-            cast(RequestHandler, self.recorder), RequestTable(limits or Limits(), ALL)
-        )
+        self.parser = RequestParser(cast(Connection, self.recorder), RequestTable(limits or Limits(), ALL))
         if validated:
             self.parser.feed(VALIDATE)
             self.recorder.calls.clear()
@@ -333,7 +326,7 @@ def count_calls(action: Callable[[], object]) -> int:
     return count
 
 
-def count_allocated(parser: RequestParser[RequestHandler], pieces: list[bytes]) -> int:
+def count_allocated(parser: RequestParser[Connection], pieces: list[bytes]) -> int:
     """How many bytes the feeds allocate, those given back at once included: what is copied is counted."""
     total = 0
     tracemalloc.start()
@@ -552,11 +545,11 @@ class Crowd:
     """Parsers on handlers of their own that share their forms, as the connections of one server do."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.table: RequestTable[RequestHandler] = RequestTable(limits or Limits(), ALL)
+        self.table: RequestTable[Connection] = RequestTable(limits or Limits(), ALL)
 
     def join(self, handler: Recorder | None = None) -> tuple[Recorder, Callable[[bytes], bytes]]:
         handler = handler or Recorder()
-        feed = RequestParser(cast(RequestHandler, handler), self.table).feed
+        feed = RequestParser(cast(Connection, handler), self.table).feed
         feed(VALIDATE)
         handler.calls.clear()
         return handler, feed

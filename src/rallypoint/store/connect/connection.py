@@ -29,7 +29,7 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Identity, Role, hello_key, identity_of
 from rallypoint.store.server.guard.secret import Secret, Token
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
-from rallypoint.store.wire.opcodes import LOCKED, Op
+from rallypoint.store.wire.opcodes import CLIENT_OPS, LOCKED, Op
 
 if TYPE_CHECKING:
     from rallypoint.store.server.guard.tls import Channel
@@ -203,13 +203,13 @@ def _broken_limit(sent: bytes) -> str:
     # Late: only an error needs the server's half of the protocol.
     from rallypoint.store.server.process.startup import limits_of_environment
     from rallypoint.store.wire.limits import Limits
-    from rallypoint.store.wire.requests import CLIENT_METHODS, RequestSpec
+    from rallypoint.store.wire.requests import RequestSpec, deliver_nothing
 
     try:
         limits = limits_of_environment()
     except UsageError:
         limits = Limits()
-    specs = {int(op): RequestSpec(op, method, limits) for op, method in CLIENT_METHODS.items()}
+    specs = {int(op): RequestSpec(op, limits, deliver_nothing) for op in CLIENT_OPS}
     start, stop = 0, len(sent)
     try:
         while start < stop and sent[start] in specs:  # else it is a handshake, or a question

@@ -247,6 +247,33 @@ class Client(ABC):
         return self.session
 
 
+Method = Callable[[Client, list[bytes], bytes], bytes | None]
+"""Carries out a request: its blobs and its tail."""
+
+SESSION_METHODS: Final[dict[Op, Method]] = {
+    Op.SESSION: lambda client, blobs, tail: client.open_session(blobs[0], tail),
+    Op.BATCH: lambda client, blobs, _: client.batch(blobs[0]),
+    Op.PRESENT: lambda client, _, __: client.present(),
+    Op.BYE: lambda client, _, __: client.bye(),
+    Op.BEAT: lambda client, _, __: client.beat(),
+}
+"""The operations of a relay's connection."""
+
+
+def _tell(client: Client, blobs: list[bytes], _: bytes) -> bytes:
+    if not blobs[0].isascii():  # it is put into JSON unread
+        raise ProtocolError("TELL with a text that is not ASCII")
+    return client.tell(blobs[0])
+
+
+EXTENSION_METHODS: Final[dict[Op, Method]] = {
+    Op.ENTER: lambda client, blobs, _: client.enter(blobs[0]),
+    Op.LOOK: lambda client, blobs, _: client.look(blobs[0]),
+    Op.TELL: _tell,
+}
+"""Our operations that any connection may send."""
+
+
 def _receive_nothing(_: bytes) -> bytes:
     raise ProtocolError("the connection has been closed")
 

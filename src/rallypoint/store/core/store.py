@@ -6,13 +6,13 @@ Both loops and the tests drive this same object, as `server_core` describes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.clients import Client, Owners
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client, Owners
 from rallypoint.store.core.context import PIECE_BYTES, SLICE, About, Context, DriverTask, Slices, sliced
 from rallypoint.store.core.looks import Contents, Fields, Pending
 from rallypoint.store.core.server_core import ServerCore
@@ -23,11 +23,18 @@ from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
-from rallypoint.store.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
+from rallypoint.store.wire.encoding import (
+    EMPTY_BLOB,
+    SHORT,
+    SHORT_LENGTHS,
+    blob,
+    pack_i64,
+    pack_u64,
+    unpack_i64,
+)
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED
+from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import CLIENT_METHODS, EXTENSION_METHODS, SESSION_METHODS
 from rallypoint.store.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED
 
 _ANNOUNCED: Final = [ANNOUNCED]
@@ -254,6 +261,29 @@ class Connection(Client):
             self._woken.append(self)
 
 
+CLIENT_METHODS: Final[dict[Op, Callable[[Connection, list[bytes], bytes], bytes | None]]] = {
+    Op.SET: lambda client, blobs, _: client.set(blobs[0], blobs[1]),
+    Op.COMPARE_SET: lambda client, blobs, _: client.compare_set(*blobs),
+    Op.GET: lambda client, blobs, _: client.get(blobs[0]),
+    Op.ADD: lambda client, blobs, tail: client.add(blobs[0], unpack_i64(tail)[0]),
+    Op.CHECK: lambda client, blobs, _: client.check(blobs),
+    Op.WAIT: lambda client, blobs, _: client.wait(blobs),
+    Op.GETNUMKEYS: lambda client, _, __: client.num_keys(),
+    Op.DELETE_KEY: lambda client, blobs, _: client.delete_key(blobs[0]),
+    Op.APPEND: lambda client, blobs, _: client.append(blobs[0], blobs[1]),
+    Op.MULTI_GET: lambda client, blobs, _: client.multi_get(blobs),
+    Op.MULTI_SET: lambda client, blobs, _: client.multi_set(blobs),
+    Op.CANCEL_WAIT: lambda client, _, __: client.cancel_wait(),
+    Op.PING: lambda client, _, tail: client.ping(tail),
+    Op.QUEUE_PUSH: lambda client, blobs, _: client.queue_push(blobs[0], blobs[1]),
+    Op.QUEUE_POP: lambda client, blobs, _: client.queue_pop(blobs[0]),
+    Op.QUEUE_LEN: lambda client, blobs, _: client.queue_len(blobs[0]),
+    Op.LIST_KEYS: lambda client, _, __: client.list_keys(),
+    Op.BARRIER: lambda client, blobs, tail: client.barrier(blobs[0], unpack_i64(tail)[0]),
+}
+"""torch's operations, and the methods that carry them out."""
+
+
 def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") -> Slices:
     """A reply of `head` and these values; a long one in pieces, each copied when it is sent.
 
@@ -333,7 +363,7 @@ class Core(ServerCore[Connection]):
         self._sending: dict[Connection, tuple[list[bytes], list[Value]]] = {}
         self._sending_bytes = 0  # how much has begun since `_count_replaced`
         self._replaced: dict[Connection, int] = {}
-        self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
+        self._carrier = StoreCarrier(self.engine, context, CLIENT_METHODS, self._act_for, self.pushers)
         table: RequestTable[Connection] = RequestTable(
             context.limits, {**CLIENT_METHODS, **SESSION_METHODS, **EXTENSION_METHODS}, is_prompt=True
         )

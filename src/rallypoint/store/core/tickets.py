@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.context import SLICE, Context, Rest, sliced
@@ -12,7 +12,6 @@ from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.store.wire.opcodes import STOP_WAITING, Op
-from rallypoint.store.wire.requests import CLIENT_METHODS, RequestHandler
 from rallypoint.store.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
 
 if TYPE_CHECKING:
@@ -49,9 +48,12 @@ def wake(members: Sequence[Member], by: Member, journal: EventJournal | None) ->
     return STOP_WAITING * own
 
 
-class Requester(RequestHandler, Member, Protocol):
+class Requester(Member, Protocol):
     """A connection that carries out a relay's requests, as their sender."""
 
+    @property
+    def is_unfinished(self) -> bool: ...
+    def go_on(self) -> bytes | None: ...
     def read_no_more(self) -> None: ...
 
     def swap(self, key: bytes, expected: bytes, desired: bytes, /) -> tuple[bytes, bytes | bytearray]: ...
@@ -82,15 +84,18 @@ class Ticket:
 class StoreCarrier:
     """Carries out the requests of all sessions of one server."""
 
-    __slots__ = ("_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
+    __slots__ = ("_engine", "_journal", "_make_requester", "_methods", "_pushers", "_requesters", "_turn")
 
     def __init__(
         self,
         engine: Engine[Member],
         context: Context,
+        methods: Mapping[Op, Callable[[Any, list[bytes], bytes], bytes | None]],
         make_requester: Callable[[Session], Requester],
         pushers: dict[bytes, int],
     ) -> None:
+        """`methods`: those of a requester, by the operation."""
+        self._methods = methods
         self._pushers = pushers
         self._engine = engine
         self._turn = context.turn
@@ -103,7 +108,7 @@ class StoreCarrier:
         try:
             if own is not None:
                 return own(self, session, tag, blobs, tail)
-            reply = CLIENT_METHODS[op](self._requester(session), blobs, tail)
+            reply = self._methods[op](self._requester(session), blobs, tail)
             if reply is None:
                 return self._finish(session, tag)
             session.answer(tag, Status.DONE, reply)

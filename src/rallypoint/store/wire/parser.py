@@ -78,7 +78,7 @@ class RequestTable(Generic[HandlerT]):
         # None where there is no operation, and for VALIDATE, which is read by itself.
         self.by_opcode: list[RequestSpec[HandlerT] | None] = [None] * 256
         for op, deliver in deliveries.items():
-            self.by_opcode[op] = RequestSpec(op, deliver, limits)
+            self.by_opcode[op] = RequestSpec(op, limits, deliver)
         self.repeated: Repeated[HandlerT] = Repeated(self.by_opcode)
         self.hot = Hot(limits, _LARGE_REPLY) if is_prompt and Hot is not None else None
 

@@ -1,8 +1,8 @@
-"""Requests: how a server reads them under its limits, and which method of a handler takes which operation.
+"""Requests: how a server reads them under its limits, and how they come to who carries them out.
 
-A *handler* is what a parser hands requests to, usually a connection. `CLIENT_METHODS`, `SESSION_METHODS` and
-`EXTENSION_METHODS` map operations to its methods; a `RequestSpec` joins such an entry with the operation's
-row of `opcodes` and the limits. Requests that have arrived whole need no parser, and are read by it alone:
+A *handler* is what a parser hands requests to, usually a connection. For each operation that it serves, it
+has a function that passes a request to the method for it (`Deliver`). A `RequestSpec` joins such a function
+with the operation's row of `opcodes` and the limits. Requests that have arrived whole need no parser:
 
 - `Repeated`: data that all ranks send alike at a barrier, which the parser knows by its bytes.
 - `WholeRequests`: the requests of a batch, or of a file's log.
@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.wire.encoding import unpack_i64, unpack_u64
+from rallypoint.store.wire.encoding import unpack_u64
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import ACTIVITY_BYTES, OPERATIONS, READ_OPS, REPEAT_OPS, Op
 
@@ -28,7 +28,12 @@ _OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question", "N": "name"
 
 
 class Handler(Protocol):
-    """What every handler has, besides the methods of the operations that it serves."""
+    """What every handler has, besides the methods of the operations that it serves.
+
+    A method returns the reply to send, or `b""`, or None if the request takes longer: call `go_on` until it
+    returns the reply. A `get` that returns only the first piece of its reply calls the parser's
+    `leave_unfinished` before. A method may raise ProtocolError; the connection must then be closed.
+    """
 
     def validate(self) -> None: ...
     def get(self, key: bytes, /) -> bytes | None: ...
@@ -50,52 +55,6 @@ class Handler(Protocol):
         """There is work left: have the parser fed again, as soon as others have had their turn."""
 
 
-class RequestHandler(Handler, Protocol):
-    """Carries out torch's operations: a method for each, which returns the reply to send, or `b""`.
-
-    A method may return None if the request takes longer: call `go_on` until it returns the reply. A `get`
-    that returns only the first piece of its reply calls the parser's `leave_unfinished` before. A method may
-    raise ProtocolError; the connection must then be closed.
-    """
-
-    def set(self, key: bytes, value: bytes, /) -> bytes: ...
-    def compare_set(self, key: bytes, expected: bytes, desired: bytes, /) -> bytes: ...
-    def add(self, key: bytes, amount: int, /) -> bytes: ...
-    def check(self, keys: list[bytes], /) -> bytes: ...
-    def wait(self, keys: list[bytes], /) -> bytes | None: ...
-    def num_keys(self) -> bytes: ...
-    def delete_key(self, key: bytes, /) -> bytes: ...
-    def append(self, key: bytes, value: bytes, /) -> bytes: ...
-    def multi_get(self, keys: list[bytes], /) -> bytes | None: ...
-    def multi_set(self, keys_and_values: list[bytes], /) -> bytes | None: ...
-    def cancel_wait(self) -> bytes: ...
-    def ping(self, nonce: bytes, /) -> bytes: ...
-    def queue_push(self, key: bytes, value: bytes, /) -> bytes: ...
-    def queue_pop(self, key: bytes, /) -> bytes: ...
-    def queue_len(self, key: bytes, /) -> bytes: ...
-    def list_keys(self) -> bytes | None: ...
-    def barrier(self, key: bytes, world_size: int, /) -> bytes: ...
-
-
-class ExtensionHandler(Handler, Protocol):
-    """Carries out our own operations: those of a relay's connection (see `sessions`), and three more."""
-
-    def open_session(self, token: bytes, tail: bytes, /) -> bytes | None: ...
-    def batch(self, payload: bytes, /) -> bytes | None: ...
-    def present(self) -> bytes | None: ...
-    def bye(self) -> bytes: ...
-    def beat(self) -> bytes | None: ...
-
-    def enter(self, name: bytes, /) -> bytes | None:
-        """The client chooses one of several stores."""
-
-    def look(self, question: bytes, /) -> bytes | None:
-        """The client requests a snapshot."""
-
-    def tell(self, text: bytes, /) -> bytes:
-        """The client reports its activity, in ASCII, for snapshots."""
-
-
 class RawHandler(Handler, Protocol):
     """Takes requests as they are: the operation, its blobs and its tail."""
 
@@ -107,51 +66,6 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 Deliver = Callable[[HandlerT, list[bytes], bytes], bytes | None]
 """Hands a complete request to a handler: its blobs, which may be kept but not changed, and its tail. Returns
 the reply, or None if the request is not finished."""
-
-CLIENT_METHODS: Final[dict[Op, Deliver[RequestHandler]]] = {
-    Op.SET: lambda handler, blobs, _: handler.set(blobs[0], blobs[1]),
-    Op.COMPARE_SET: lambda handler, blobs, _: handler.compare_set(*blobs),
-    Op.GET: lambda handler, blobs, _: handler.get(blobs[0]),
-    Op.ADD: lambda handler, blobs, tail: handler.add(blobs[0], unpack_i64(tail)[0]),
-    Op.CHECK: lambda handler, blobs, _: handler.check(blobs),
-    Op.WAIT: lambda handler, blobs, _: handler.wait(blobs),
-    Op.GETNUMKEYS: lambda handler, _, __: handler.num_keys(),
-    Op.DELETE_KEY: lambda handler, blobs, _: handler.delete_key(blobs[0]),
-    Op.APPEND: lambda handler, blobs, _: handler.append(blobs[0], blobs[1]),
-    Op.MULTI_GET: lambda handler, blobs, _: handler.multi_get(blobs),
-    Op.MULTI_SET: lambda handler, blobs, _: handler.multi_set(blobs),
-    Op.CANCEL_WAIT: lambda handler, _, __: handler.cancel_wait(),
-    Op.PING: lambda handler, _, tail: handler.ping(tail),
-    Op.QUEUE_PUSH: lambda handler, blobs, _: handler.queue_push(blobs[0], blobs[1]),
-    Op.QUEUE_POP: lambda handler, blobs, _: handler.queue_pop(blobs[0]),
-    Op.QUEUE_LEN: lambda handler, blobs, _: handler.queue_len(blobs[0]),
-    Op.LIST_KEYS: lambda handler, _, __: handler.list_keys(),
-    Op.BARRIER: lambda handler, blobs, tail: handler.barrier(blobs[0], unpack_i64(tail)[0]),
-}
-"""torch's operations."""
-
-SESSION_METHODS: Final[dict[Op, Deliver[ExtensionHandler]]] = {
-    Op.SESSION: lambda handler, blobs, tail: handler.open_session(blobs[0], tail),
-    Op.BATCH: lambda handler, blobs, _: handler.batch(blobs[0]),
-    Op.PRESENT: lambda handler, _, __: handler.present(),
-    Op.BYE: lambda handler, _, __: handler.bye(),
-    Op.BEAT: lambda handler, _, __: handler.beat(),
-}
-"""The operations of a relay's connection."""
-
-
-def _tell(handler: ExtensionHandler, blobs: list[bytes], _: bytes) -> bytes:
-    if not blobs[0].isascii():  # it is put into JSON unread
-        raise ProtocolError("TELL with a text that is not ASCII")
-    return handler.tell(blobs[0])
-
-
-EXTENSION_METHODS: Final[dict[Op, Deliver[ExtensionHandler]]] = {
-    Op.ENTER: lambda handler, blobs, _: handler.enter(blobs[0]),
-    Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0]),
-    Op.TELL: _tell,
-}
-"""Our operations that any connection may send."""
 
 
 def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:
@@ -168,7 +82,7 @@ class RequestSpec(Generic[HandlerT]):
 
     __slots__ = ("caps", "count", "counted", "deliver", "kinds", "limits", "op", "period", "tail")
 
-    def __init__(self, op: Op, deliver: Deliver[HandlerT], limits: Limits) -> None:
+    def __init__(self, op: Op, limits: Limits, deliver: Deliver[HandlerT]) -> None:
         operation = OPERATIONS[op]
         caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": limits.batch_bytes}
         caps["R"] = min(limits.request_bytes, _REPORT_BYTES)
@@ -342,7 +256,7 @@ class WholeRequests:
 
     def __init__(self, limits: Limits, ops: Iterable[Op]) -> None:
         self.limits = limits
-        self._specs = {int(op): RequestSpec[Handler](op, _deliver_nothing, limits) for op in ops}
+        self._specs = {int(op): RequestSpec[Handler](op, limits, deliver_nothing) for op in ops}
 
     def counts(self) -> dict[Op, int]:
         """How many requests of each kind there have been."""
@@ -363,7 +277,8 @@ class WholeRequests:
         return spec.op, blobs, data[stop - spec.tail : stop]
 
 
-def _deliver_nothing(*_: object) -> bytes:
+def deliver_nothing(*_: object) -> bytes:
+    """For requests that are only read."""
     return b""
 
 
@@ -400,7 +315,7 @@ class Scanner:
     def __init__(self, limits: Limits, raw: frozenset[Op]) -> None:
         """`raw`: the operations that may be passed on as they are; others have to be parsed."""
         self._specs = {
-            int(op): (RequestSpec[Handler](op, _deliver_nothing, limits), op is Op.WAIT, op in READ_OPS)
+            int(op): (RequestSpec[Handler](op, limits, deliver_nothing), op is Op.WAIT, op in READ_OPS)
             for op in OPERATIONS
             if op in raw
         }

@@ -26,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS
 from rallypoint.store.core.context import About, Context, DriverTask
 from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.store.core.server_core import ServerCore
@@ -36,15 +37,9 @@ from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import CLIENT_OPS, Op
 from rallypoint.store.wire.parser import RequestTable
-from rallypoint.store.wire.requests import (
-    CLIENT_METHODS,
-    EXTENSION_METHODS,
-    SESSION_METHODS,
-    Deliver,
-    carried,
-)
+from rallypoint.store.wire.requests import Deliver, carried
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall import snapshot as told
@@ -70,7 +65,7 @@ class RelayCore(ServerCore[Rank]):
         self.combiner = Combiner(context)
         self._carrier = RelayCarrier(self.combiner, context.turn)
         own: dict[Op, Deliver[Rank]] = {**SESSION_METHODS, **EXTENSION_METHODS}
-        table: RequestTable[Rank] = RequestTable(context.limits, {**carried(CLIENT_METHODS), **own})
+        table: RequestTable[Rank] = RequestTable(context.limits, {**carried(CLIENT_OPS), **own})
         super().__init__(context, self._carrier, table)
         self.describe_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.clients import Client
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client
 from rallypoint.store.core.context import About, Close, Context, DriverTask, Rest
 from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
 from rallypoint.store.core.server_core import ServerCore
@@ -37,14 +37,7 @@ from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, blob, encode, p
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import LOGGED_OPS, READ_OPS, READY, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import (
-    EXTENSION_METHODS,
-    SESSION_METHODS,
-    Deliver,
-    Nature,
-    Scanner,
-    carried,
-)
+from rallypoint.store.wire.requests import Deliver, Nature, Scanner, carried
 from rallypoint.store.wire.sessions import ANNOUNCED, Note, pack_note
 
 if TYPE_CHECKING:

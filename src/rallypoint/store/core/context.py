@@ -18,7 +18,7 @@ from rallypoint.store.engine.keyspace import Budget
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.parser import STEPS_AT_ONCE
 
-if TYPE_CHECKING:  # most servers write no events, and start sooner without importing what an event is
+if TYPE_CHECKING:
     from rallypoint.store.core.event_journal import EventJournal
     from rallypoint.store.rollcall.events import Event
 
@@ -129,6 +129,8 @@ class Context:
         turn: Turn | None = None,
         about: About | None = None,
         budget: Budget | None = None,
+        *,
+        wants_events: bool = False,
     ) -> None:
         self.limits = limits or Limits()
         self.turn = turn or Turn()
@@ -137,12 +139,10 @@ class Context:
         self.outbox: Outbox[Any] = Outbox()
         self.journal: EventJournal | None = None
         """Makes events of what happens to clients, if anybody reads them."""
+        if wants_events:
+            from rallypoint.store.core.event_journal import EventJournal  # late: most servers write no events
 
-    def write_events(self) -> None:
-        """Have a journal. To be called before the context is used."""
-        from rallypoint.store.core.event_journal import EventJournal
-
-        self.journal = EventJournal(self.turn, self.outbox.others.append)
+            self.journal = EventJournal(self.turn, self.outbox.others.append)
 
     def count_held(self, count: int) -> None:
         """So many more bytes are held for a client, or fewer if negative."""

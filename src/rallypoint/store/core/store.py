@@ -350,9 +350,7 @@ class Core(ServerCore[Connection]):
         """
         limits = limits or Limits()
         budget = beside.budget if beside is not None else Budget(limits)
-        context = Context(limits, turn, about, budget)
-        if wants_events:
-            context.write_events()
+        context = Context(limits, turn, about, budget, wants_events=wants_events)
         self.engine: Engine[Member] = Engine(context.limits, budget)
         self.has_names = has_names
         self.writers: dict[bytes, int] = {}

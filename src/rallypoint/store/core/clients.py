@@ -17,7 +17,6 @@ from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, is_hello, parse_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, pack_i64
-from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import OPERATIONS, READY, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
 from rallypoint.store.wire.requests import carried
@@ -62,7 +61,7 @@ class Client(ABC):
         self._context = clients.context
         self._sessions = sessions
         self._parser: RequestParser[Any] | None = None
-        self._look_only: LookOnlyHandler | None = None
+        self._look_only: RequestParser[Any] | None = None
         self._slices: Slices | None = None
         self.peer = peer
         """Its name in messages."""
@@ -115,9 +114,9 @@ class Client(ABC):
 
     def restrict_to_look(self) -> None:
         """Allow it to ask who is here, and nothing else, from now on."""
-        handler = LookOnlyHandler(self, self._context.limits)
-        self._parser, self._look_only = None, handler
-        self.receive = handler.receive
+        table: RequestTable[LookOnlyHandler] = RequestTable(self._context.limits, _LOOK_ONLY_METHODS)
+        self._parser, self._look_only = None, RequestParser(LookOnlyHandler(self), table)
+        self.receive = self._look_only.feed
 
     @property
     def is_look_only(self) -> bool:
@@ -283,17 +282,11 @@ class LookOnlyHandler:
 
     is_unfinished = False
 
-    def __init__(self, client: Client, limits: Limits) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._parser = RequestParser(self, RequestTable(limits, _LOOK_ONLY_METHODS))
-        self.receive = self._parser.feed
         self.validate = client.validate
         self.hold = client.hold
         self.postpone = client.postpone
-
-    @property
-    def rest(self) -> bytes:
-        return self._parser.rest
 
     def get(self, _: bytes, /) -> bytes:
         raise _refusal(Op.GET)

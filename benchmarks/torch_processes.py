@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import _store_based_barrier
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.workers import end_with_parent, outcome
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch
-from rallypoint.pytorch.activation import substitute
+from rallypoint.pytorch.autoload import substitute
 from rallypoint.pytorch.peers import HOST, TorchServer, ask_no_name_server, listening_socket
 from rallypoint.pytorch.servers import OwnedServer, owned_at
 

@@ -27,6 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cable import recording
 from jobs import free_port, job
 from namespaces import two_machines
 from processes import BACKENDS, end
@@ -56,7 +57,7 @@ from rallypoint.store.server.process.hosting import host_server
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.store.wire.opcodes import Op
 from raw import RawClient, until
-from threads import recording, running_here
+from threads import running_here
 
 pytestmark = pytest.mark.windows
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from processes import BACKENDS
+from rallypoint.client.base import PrefixStore
 from rallypoint.client.look import look, look_at_job
-from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import to_text
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError

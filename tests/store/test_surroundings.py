@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from cable import recording
 from processes import BACKENDS, serving
 from rallypoint.client.file import FileStore
 from rallypoint.errors import AccessError
@@ -32,7 +33,7 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.store.server.guard.tls import client_channel
 from raw import SECONDS, RawClient, until
-from threads import prove, recording
+from threads import prove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs /proc and tmpfs")
 

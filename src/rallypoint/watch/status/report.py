@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from rallypoint.client.absence import read_head
-from rallypoint.client.look import check_name, look, look_at_round, look_through
+from rallypoint.client.look import check_name, look, look_at_round, look_through, read_head
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
 import socket
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any
 
 from rallypoint.bench.results import BenchError
 from rallypoint.errors import RallypointError
@@ -71,11 +71,7 @@ class RelayHost:
         self._loop.run()
 
     def _on_order(self) -> None:
-        try:
-            order = self._line.recv()
-        except EOFError:
-            self._loop.stop()
-            return
+        order = self._line.recv()
         try:
             getattr(self, order.pop("do"))(**order)
         except (RallypointError, OSError) as error:
@@ -137,9 +133,18 @@ class RelayHost:
             self._loop.later(CHECK_S, lambda: self._await(what, left, then, deadline))
 
 
-def serve(line: Connection) -> NoReturn:
-    """Be the process of a worker: carry out orders until there are no more."""
-    settle_in(logging.WARNING)
-    RelayHost(line).run()
-    sys.stdout.flush()
-    os._exit(0)  # to close every socket by itself takes seconds
+class RelayProcess:
+    """A worker with relays, whose loop has a thread of its own."""
+
+    def __init__(self) -> None:
+        settle_in(logging.WARNING)
+        self._line, theirs = Pipe()
+        threading.Thread(target=lambda: RelayHost(theirs).run(), daemon=True).start()
+
+    def lead(self, **order: object) -> Any:
+        """Let the host call the method `do`, with its arguments."""
+        self._line.send(order)
+        answer = self._line.recv()
+        if isinstance(answer, BenchError):
+            raise answer
+        return answer

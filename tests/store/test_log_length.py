@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks.clients import connect
 from engines import (
     EtcdCluster,
     RedisCluster,
@@ -24,8 +26,7 @@ from engines import (
     is_open,
     redis_cluster,
 )
-from rallypoint.bench.clients import TORCH, connect
-from rallypoint.bench.machine import resident_bytes
+from rallypoint.bench.clients import TORCH
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.store.connect.deadline import Deadline
@@ -151,7 +152,11 @@ def test_the_log_stays_short_and_memory_does_not_grow(
         sizes: list[tuple[int, int, int]] = []
         for step in range(6):
             writer.write(_CHECKPOINTS * MIB // 6)
-            both = [resident_bytes(each.process.pid) for each in (leader, standby) if each.process]
+            both = [
+                psutil.Process(each.process.pid).memory_info().rss
+                for each in (leader, standby)
+                if each.process
+            ]
             sizes.append((_bytes_in(cluster), both[0], both[1]))
             print(", ".join(f"{size / MIB:.1f}" for size in sizes[-1]), "MiB in engine, leader, standby")
             if step == 2:

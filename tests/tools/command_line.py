@@ -19,6 +19,15 @@ class Outcome(NamedTuple):
     stderr: str
     exception: RallypointError | None
 
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+    @property
+    def said(self) -> str:
+        """What a user reads beside the data."""
+        return f"{self.stderr}{self.exception or ''}"
+
 
 def invoke(*words: str, text: str | bytes = "", environ: Mapping[str, str] | None = None) -> Outcome:
     """Call `rallypoint` with these words, and the text on standard input.

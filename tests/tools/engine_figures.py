@@ -22,8 +22,8 @@ from pathlib import Path
 
 from engines import EtcdCluster, RedisCluster, await_that, etcd_cluster, free_ports, is_open, redis_cluster
 from processes import serving
-from rallypoint.bench import machine
-from rallypoint.bench.clients import TORCH, BusyClients, Dialect, Exchange
+from rallypoint.bench.clients import HOST, TORCH, Clients, Dialect, Exchange
+from rallypoint.bench.targets import cpu_seconds
 from survival import FrontEnd, front_end
 
 
@@ -55,12 +55,12 @@ class Target:
     rates: dict[Load, list[float]] = field(default_factory=dict)
     cpu: dict[Load, list[float]] = field(default_factory=dict)
 
-    def measure(self, load: Load, clients: BusyClients, seconds: float) -> None:
-        cpu = machine.cpu_seconds(self.pid)
+    def measure(self, load: Load, clients: Clients, seconds: float) -> None:
+        cpu = cpu_seconds(self.pid)
         deadline = time.monotonic() + seconds
-        done = clients.run(lambda: time.monotonic() >= deadline, load.ask, load.in_flight)
+        done = clients.ask(lambda: time.monotonic() >= deadline, load.ask, load.in_flight)
         self.rates.setdefault(load, []).append(done.operations / done.seconds)
-        self.cpu.setdefault(load, []).append((machine.cpu_seconds(self.pid) - cpu) / done.operations)
+        self.cpu.setdefault(load, []).append((cpu_seconds(self.pid) - cpu) / done.operations)
 
 
 ENGINES: dict[str, tuple[Callable[[Path], AbstractContextManager[EtcdCluster | RedisCluster]], int]] = {
@@ -95,10 +95,11 @@ def measure(names: list[str], rounds: int, seconds: float) -> dict[str, Target]:
             targets[name] = _start(name, own, stack)
         for load in LOADS:
             with ExitStack() as connections:
-                clients: dict[str, BusyClients] = {}
+                clients: dict[str, Clients] = {}
                 for name, target in targets.items():
-                    clients[name] = BusyClients(target.port, TORCH, load.clients)
-                    connections.callback(clients[name].close)
+                    clients[name] = Clients()
+                    connections.callback(clients[name].leave)
+                    clients[name].come_up(TORCH, [(HOST, target.port, load.clients)])
                 for _ in range(rounds):
                     for name, target in targets.items():
                         target.measure(load, clients[name], seconds)

@@ -29,7 +29,7 @@ from rallypoint.store.rollcall.snapshot import (
     Wait,
 )
 from rallypoint.store.server.process.binding import listen
-from rallypoint.watch.web.access import Access
+from rallypoint.watch.web.hosting import Access
 from rallypoint.watch.web.poller import StoreWatch
 from rallypoint.watch.web.serving import WebServer
 from rolls import planned

@@ -12,11 +12,11 @@ import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import Handover
+from rallypoint.launch.stacks import signals_of
 from rallypoint.launch.stacks.activity import RankActivity
-from rallypoint.launch.stacks.folding import fold
+from rallypoint.launch.stacks.frames import fold
 from rallypoint.launch.stacks.requesting import sources_in
 from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import signals_of
 from raw import until
 
 pytestmark = pytest.mark.windows

@@ -7,6 +7,7 @@ signals that are meant for its ranks; and, on Windows, ranks are ended in a way 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -204,6 +205,7 @@ def settle_ranks(arguments: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
+    gc.disable()  # what is imported stays, and each collection would visit all of it
     survive_user_signals()
     raise_at_first_interrupt()
     if "--nnodes=1" in sys.argv:
@@ -230,6 +232,8 @@ def main() -> None:
     if sys.platform == "win32":
         end_ranks_as_windows_does()
         arguments = with_ctrl_break(arguments)
+    gc.freeze()
+    gc.enable()
     run_torchrun(arguments)
 
 

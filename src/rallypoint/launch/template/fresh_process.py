@@ -84,6 +84,7 @@ def run_as_new_process(
     _open_streams()
     _renew_entropy()
     _limit_threads(environ)
+    gc.enable()  # a parent that imports much does without it
     _set_path(command, old_path)
     sys.argv = ["-m" if command.is_module else command.target, *command.arguments]
     sys.orig_argv = list(words)

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import job
 from rallypoint.client.tcp import TCPStore
-from rallypoint.store.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
+from rallypoint.store.rollcall.question import barrier_of, is_of_all, owing_rank, owing_whom
 from threads import serving_in_a_thread
 
 RANKS = {

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from memory_log import MemoryLog, _Record
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.replica.core.leader import Caller, LeaderCore
 from rallypoint.store.replica.core.replica import Replica
 from replicated_simulation import simulate

@@ -19,8 +19,9 @@ from linearizability import (
     whole_store,
 )
 from rallypoint.store.core import sessions
-from rallypoint.store.core.sessions import LongAnswers, Session, SessionConnection
-from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.context import Rest
+from rallypoint.store.core.sessions import Session, SessionConnection
+from rallypoint.store.core.store import Connection
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.relay_client import RelayClient
@@ -38,7 +39,7 @@ from rallypoint.store.relay.core.upstream_requests import (
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import unpack_i64
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.sessions import Status
+from rallypoint.store.wire.sessions import LongAnswers, Status
 from simulation import in_batches, must_catch, simulate
 
 
@@ -138,9 +139,11 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
     def repeat_adds(self: Session, connection: SessionConnection, taken: int) -> None:
         attach(self, connection, taken)
         if isinstance(self._carrier, StoreCarrier):
+            requester = self._carrier._requester(self)
+            assert isinstance(requester, Connection)
             for key, amount in last.pop(self.token, []):
                 if key.startswith(b"c"):  # the others are no numbers
-                    self._carrier._requester(self).add(key, amount)
+                    requester.add(key, amount)
 
     monkeypatch.setattr(Session, "begin_batch", begin)
     monkeypatch.setattr(StoreCarrier, "carry", remember)

@@ -35,8 +35,8 @@ from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
 from rallypoint.store.connect import connecting
+from rallypoint.store.connect.connection import guard as guard_socket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import guard as guard_socket
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.socket_owner import NoUser, SocketTable
 from rallypoint.store.relay.reaching import find_upstream

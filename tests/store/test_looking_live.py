@@ -21,8 +21,8 @@ from rallypoint.client.look import look
 from rallypoint.errors import NotOursError
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.store.rollcall.question import Question

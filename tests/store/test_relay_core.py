@@ -30,7 +30,7 @@ from ends import (
     welcome,
 )
 from rallypoint.errors import LimitError, ProtocolError, SessionLostError
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.upstream import BEAT, BYE

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ends import BEAT, SIGN_OF_LIFE, note, session
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import About
+from rallypoint.store.core.context import About, Close, DriverTask, GoOn
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Close, DriverTask, GoOn
 from rallypoint.store.core.store import Core
 from rallypoint.store.replica.core import replica as replica_module
 from rallypoint.store.replica.core.leader import Caller, LeaderCore

@@ -27,8 +27,8 @@ from processes import BACKENDS, serving
 from rallypoint.client.file import FileStore
 from rallypoint.errors import AccessError
 from rallypoint.launch import reports
+from rallypoint.store.connect.connection import GuardedSocket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.server.guard.other_users import USERS_VARIABLE
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.store.server.guard.tls import client_channel

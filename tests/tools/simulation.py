@@ -30,10 +30,11 @@ import pytest
 from histories import History
 from linearizability import Operation
 from rallypoint.build import in_use
-from rallypoint.store.core import sessions, slices
+from rallypoint.store.core import context, sessions
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.relay.core import upstream
+from rallypoint.store.wire import sessions as wire_sessions
 from simulated_network import Link, Node, Place, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
 
@@ -471,8 +472,8 @@ def _short_pieces() -> Iterator[None]:
             (sessions, "LONG", 256),
             (sessions, "MOST_UNTAKEN", 400),
             (upstream, "MOST_UNTAKEN", 400),
-            (sessions, "PIECE_BYTES", 100),
-            (slices, "SLICE", 2),
+            (wire_sessions, "PIECE_BYTES", 100),
+            (context, "SLICE", 2),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rallypoint.store.connect.connection import GuardedSocket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.reaching import Place, StoreAddress
 from rallypoint.store.relay.relay import Relay

@@ -211,7 +211,7 @@ class LocalStore(Store):
 
 
 def _present(engine: Engine[bytes], name: bytes, world_size: int) -> list[bytes]:
-    return engine.arrived(name).get(world_size, [])
+    return engine.barriers.arrived(name, world_size)
 
 
 class HashStore(LocalStore):

@@ -19,7 +19,7 @@ from rallypoint.store.rollcall.clients import whole
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.judgement import judge, trouble_of
 from rallypoint.store.rollcall.plan import only_store
-from rallypoint.store.rollcall.question import Question
+from rallypoint.store.rollcall.question import Question, owing_rank
 from rallypoint.store.rollcall.roll import (
     Gathering,
     RankState,
@@ -30,7 +30,6 @@ from rallypoint.store.rollcall.roll import (
     unseen_text,
 )
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.opcodes import READY, Op
 from rallypoint.store.wire.sessions import ASK

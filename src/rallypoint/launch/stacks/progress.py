@@ -32,8 +32,8 @@ from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unp
 from rallypoint.launch.stacks.frames import Doing, fold
 from rallypoint.store.rollcall.clients import gather, reporting_clients
 from rallypoint.store.rollcall.judgement import waits_of
+from rallypoint.store.rollcall.question import owing_rank
 from rallypoint.store.rollcall.snapshot import Client, Snapshot
-from rallypoint.store.rollcall.torch_keys import owing_rank
 from rallypoint.text import shown
 
 _WAKES: Final = 4

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rallypoint.errors import ProtocolError
+from rallypoint.store.core.context import Close, Pause
 from rallypoint.store.core.looks import SnapshotCallback
-from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.outgoing import Control, Message, Stream

@@ -12,9 +12,7 @@ from functools import partial
 from typing import Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import DriverTask
-from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.context import Context, DriverTask, Rest
 from rallypoint.store.relay.core.upstream_requests import (
     Arrival,
     CombinedAdd,

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Final
 
 from rallypoint.errors import ProtocolError
+from rallypoint.store.core.context import Rest
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Rest
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.upstream_requests import (

@@ -80,9 +80,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS
+from rallypoint.store.core.context import About, Context, DriverTask
 from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
-from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.combining import Combiner
@@ -91,15 +91,9 @@ from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import CLIENT_OPS, Op
 from rallypoint.store.wire.parser import RequestTable
-from rallypoint.store.wire.requests import (
-    CLIENT_METHODS,
-    EXTENSION_METHODS,
-    SESSION_METHODS,
-    Deliver,
-    carried,
-)
+from rallypoint.store.wire.requests import Deliver, carried
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall import snapshot as told
@@ -110,10 +104,7 @@ class RelayCore(ServerCore[RelayClient]):
 
     kind = "relay"
 
-    __slots__ = (
-        *("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream"),
-        *("request_table", "upstream"),
-    )
+    __slots__ = (*("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream", "upstream"),)
 
     def __init__(
         self,
@@ -127,11 +118,9 @@ class RelayCore(ServerCore[RelayClient]):
         self._context = context
         self.combiner = Combiner(context)
         self._carrier = RelayCarrier(self.combiner, context.turn)
-        super().__init__(context, self._carrier)
         own: dict[Op, Deliver[RelayClient]] = {**SESSION_METHODS, **EXTENSION_METHODS}
-        self.request_table: RequestTable[RelayClient] = RequestTable(
-            self.limits, {**carried(CLIENT_METHODS), **own}
-        )
+        table: RequestTable[RelayClient] = RequestTable(context.limits, {**carried(CLIENT_OPS), **own})
+        super().__init__(context, self._carrier, table)
         self.describe_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._open_session(token)
@@ -154,12 +143,6 @@ class RelayCore(ServerCore[RelayClient]):
         client.forget_replies()
 
     # What it knows
-
-    def counts(self) -> dict[Op, int]:
-        counts = self.request_table.counts(self.clients.operations)
-        for op, count in super().counts().items():
-            counts[op] = counts.get(op, 0) + count
-        return counts
 
     @property
     def waiting(self) -> int:

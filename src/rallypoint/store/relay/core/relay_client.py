@@ -13,10 +13,9 @@ from typing import Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client
+from rallypoint.store.core.context import SLICE, Close, Pause, Rest
 from rallypoint.store.core.looks import Pending
-from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.core.server_core import ServerCore
-from rallypoint.store.core.slices import SLICE, Rest
 from rallypoint.store.engine.waiters import size_of
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.upstream_requests import Arrival, PopCall, RequestOrder, Waiter

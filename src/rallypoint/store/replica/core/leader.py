@@ -15,10 +15,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client
+from rallypoint.store.core.context import About, Close, Context, DriverTask
 from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
-from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import NoCarrier, Session
 from rallypoint.store.core.store import Connection, Core
@@ -32,9 +31,8 @@ from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, blob, encode, p
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import LOGGED_OPS, READ_OPS, READY, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, Deliver, carried
+from rallypoint.store.wire.requests import Deliver, Nature, Scanner, carried
 from rallypoint.store.wire.sessions import ANNOUNCED, Note, pack_note
-from rallypoint.store.wire.whole import Nature, Scanner
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Replication, Snapshot
@@ -194,7 +192,7 @@ class LeaderCore(ServerCore[Caller]):
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
         *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
-        *("_time_ahead", "_waiting_bytes", "request_table", "replica", "scanner", "describe_replication"),
+        *("_time_ahead", "_waiting_bytes", "replica", "scanner", "describe_replication"),
     )
 
     def __init__(
@@ -207,10 +205,10 @@ class LeaderCore(ServerCore[Caller]):
     ) -> None:
         """`clock`: the monotonic clock of `turn`, but not only once in a turn: see `may_read`."""
         context = Context(limits, turn, about)
-        super().__init__(context, NoCarrier())
-        self.replica = replica
         own: dict[Op, Deliver[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
-        self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
+        table: RequestTable[Caller] = RequestTable(context.limits, {**carried(LOGGED_OPS), **own})
+        super().__init__(context, NoCarrier(), table)
+        self.replica = replica
         self.scanner = Scanner(self.limits, LOGGED_OPS)
         self.looks = self._all_looks = LeaderLooks(self)
         self.describe_replication: Callable[[], Replication | None] = lambda: None

@@ -46,8 +46,7 @@ from rallypoint import __version__
 from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError, UnknownOperationError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import About
-from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
+from rallypoint.store.core.context import About, Close, CoreFault, DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.replica.core.records import (

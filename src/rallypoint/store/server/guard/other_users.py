@@ -24,7 +24,7 @@ from rallypoint.store.machine.socket_owner import NoUser, Owner, SocketTable
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.whole import Nature, Scanner
+from rallypoint.store.wire.requests import Nature, Scanner
 
 USERS_VARIABLE: Final = "RALLYPOINT_ALLOW_USER"
 """Names or numbers of users, separated by commas. Every process of a job gets it."""

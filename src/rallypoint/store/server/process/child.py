@@ -16,7 +16,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.core.store import Core
 from rallypoint.store.server.events import Events
 from rallypoint.store.server.guard.secret import Secret, set_process_secret
-from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.backend import Choice, load_loop, make_loop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.server.loops.stores import StorePump
@@ -67,6 +67,7 @@ def run(build: Builder) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle_in(logging.WARNING)
+    load_loop()  # the order may come much later, and is in a hurry then
     host = Host()
     given = host.read_order()
     if given is not None:

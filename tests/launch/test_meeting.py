@@ -7,6 +7,7 @@ where it matters which acts when, they take turns from one store operation to th
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from rallypoint.errors import (
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
+    UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.options import RendezvousSettings
@@ -36,7 +38,7 @@ from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
-from rallypoint.launch.rendezvous.servers import open_replicated
+from rallypoint.launch.rendezvous.servers import open_place, open_replicated
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server
@@ -496,6 +498,62 @@ def test_a_machine_describes_what_it_waits_for(hall: Hall, states: dict[str, Cal
     machines[3].coming()
     until(lambda: len(states) == 4, "the last waits")
     assert states["d"]() == "the job runs on 3 machines; this machine waits for a place"
+
+
+def test_one_that_comes_after_others_were_refused_is_told_of_them(
+    hall: Hall, states: dict[str, Callable[[], str]]
+) -> None:
+    def coming(name: str, size: Size) -> tuple[Machine, Call[Round]]:
+        machine = hall.machine(name, size)
+        machine._settings = (("--nnodes", str(size)),)
+        return machine, machine.coming()
+
+    first, refused = coming("a", Size(3, 3))
+    until(lambda: len(first.roster.present) == 1, "the first has come")
+    calls = [refused, coming("b", Size(2, 2))[1]]
+    why = "machines were started with different settings: host-b (process 101) has --nnodes=2, and host-a"
+    for call in calls:
+        with pytest.raises(UsageError, match=re.escape(why)):
+            call.result()
+    _, waits = coming("c", Size(3, 3))
+    until(lambda: "c" in states, "it waits")
+    assert (
+        f"2 of 3 machines at the endpoint (connected: host-c), 60 s left; before that, {why}" in states["c"]()
+    )
+    hall.time.advance(60, "c")
+    with pytest.raises(JoinTimeoutError, match=re.escape(why)):
+        waits.result()
+    correct = hall.machines("def", Size(3, 3))
+    assert names(agreed(correct, together(correct)).members) == "def"
+
+
+def test_a_machine_that_finds_a_job_of_one_machine_at_the_endpoint_is_told_that_settings_differ(
+    hall: Hall, states: dict[str, Callable[[], str]]
+) -> None:
+    machine = hall.machine("a", Size(2, 2))
+    machine._find_jobs = lambda: (JobRound("", 0, 1, ("host-x",)),)
+    coming = machine.coming()
+    until(lambda: "a" in states, "it waits")
+    states["a"]()
+    with pytest.raises(UsageError, match=r"host-a \(process 100\) has --nnodes=2, and host-x has --nnodes=1"):
+        coming.result()
+    assert not machine.roster.everybody
+
+
+def test_a_job_of_one_machine_is_refused_where_several_meet_for_it(server: HostedServer) -> None:
+    """Who meets there alone, or under another id, keeps nobody from training alone."""
+    endpoint = Endpoint(*server.address)
+
+    def meets_here(run_id: str) -> bool:
+        place = open_place(endpoint, 1, run_id, hosts=None, local_address=None, seconds=SECONDS)
+        place.close(alone=True)
+        return isinstance(place.store, TCPStore)
+
+    hall = Hall(lambda: TCPStore(*endpoint, timeout=SECONDS), "of two")
+    hall.machine("a", Size(2, 2)).coming()
+    until(lambda: meets_here("of two"), "it is there")
+    assert not meets_here("another")
+    hall.close()
 
 
 def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:

@@ -166,15 +166,23 @@ def test_a_job_with_another_id_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "values"),
-    [("--nnodes", "23"), ("--max-restarts", "01"), ("--spares", "01"), ("--relay", ("auto", "off"))],
+    [
+        ("--nnodes", "23"),
+        ("--nnodes", "21"),
+        ("--max-restarts", "01"),
+        ("--spares", "01"),
+        ("--relay", ("auto", "off")),
+    ],
 )
 def test_launchers_with_different_settings_both_fail(
     tmp_path: Path, option: str, values: tuple[str, str] | str
 ) -> None:
-    endpoint = f"--rdzv-endpoint=localhost:{free_port()}"
+    endpoint = f"localhost:{free_port()}"
     with job(tmp_path) as running:
-        for value in values:
-            running.start("", ["--nnodes=2", endpoint, f"{option}={value}"], command=RUN)
+        for number, value in enumerate(values):
+            running.start("", ["--nnodes=2", f"--rdzv-endpoint={endpoint}", f"{option}={value}"], command=RUN)
+            if number == 0:
+                running.await_text("waiting for 1 of 2 machines")  # one that is to be alone waits for nobody
         assert running.wait() == [1, 1]
         for number in (0, 1):
             for value in values:

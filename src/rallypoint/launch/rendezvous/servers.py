@@ -36,7 +36,7 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.rollcall.plan import JobRound, meetings_of
+from rallypoint.store.rollcall.plan import JobRound, Plan, meetings_of
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import access_of_environment
 from rallypoint.store.server.guard.secret import job_secret
@@ -58,6 +58,7 @@ _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _FOR_RANKS: tuple[str, range] = ("127.0.0.1", ANY_PORT)  # where the relay of this machine's ranks listens
 _MANY_MACHINES = 256  # they have some thousand ranks; how many, nobody says before the store is there
+_GLANCE_SECONDS = 2.0  # for whoever may be at the endpoint of a job of one machine to answer
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
 
 WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job cannot start again, and ends"
@@ -132,11 +133,8 @@ class RendezvousPlace:
         return own_address(others[:1]) if others else ""
 
     def find_jobs(self) -> tuple[JobRound, ...]:
-        """The jobs that meet at this endpoint; none at a replicated store, where each meets apart."""
-        if self.is_replicated:
-            return ()
-        found = look(*self._places[0], Question(), Deadline(_ANSWER_SECONDS))
-        return meetings_of(None, found.rosters)
+        """The jobs that meet or have a store at this endpoint; none at a replicated one: each meets apart."""
+        return () if self.is_replicated else _jobs_at(self._places[0], _ANSWER_SECONDS)
 
     _prepared_kind = RELAY
     """What a round needs at once."""
@@ -343,7 +341,11 @@ def open_place(
     `local_address` the others reach this machine; None: by the address with which it reaches the endpoint.
     `ports` may be opened to other machines, besides the endpoint's own.
     """
-    if machines == 1:
+    if machines == 1 and not _is_expected_at(endpoint, run_id):
+        if not is_this_machine(endpoint.host):
+            logger.warning(
+                "rallypoint: --nnodes=1: this machine trains alone, and does not meet others at %s", endpoint
+            )
         host = endpoint.host if is_this_machine(endpoint.host) else "localhost"
         own = _OwnPlace(endpoint, HashStore(seconds), None, RoundsHere(run_id, host, has_names=False))
         own.take_over(_ahead)
@@ -362,6 +364,25 @@ def open_place(
     reachable = endpoint.host if server else local_address or own_address([endpoint])
     has_names = server is not None or knows_names(*place, seconds)
     return RendezvousPlace(endpoint, store, server, RoundsHere(run_id, reachable, ports, has_names))
+
+
+def _jobs_at(place: tuple[str, int], seconds: float) -> tuple[JobRound, ...]:
+    found = look(*place, Question(), Deadline(seconds))
+    return meetings_of(Plan.from_json(found.plan), found.rosters)
+
+
+def _is_expected_at(endpoint: Endpoint, run_id: str) -> bool:
+    """Whether a job of this id with several machines meets at an endpoint, which is not waited for.
+
+    A machine that was started as the only one meets it there all the same: all of them are told that their
+    settings differ.
+    """
+    try:
+        socket.create_connection(endpoint, _GLANCE_SECONDS).close()  # a look tries again and again
+        jobs = _jobs_at(endpoint, _GLANCE_SECONDS)
+    except (OSError, RallypointError):
+        return False
+    return any(each.job == run_id and each.expected > 1 and not each.closed for each in jobs)
 
 
 def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:

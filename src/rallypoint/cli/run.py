@@ -12,14 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rallypoint.cli.printing import print_rows, print_settings_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
-from rallypoint.launch.command import Ended, end_as, run_command
+from rallypoint.launch.command import (
+    Ended,
+    Heard,
+    SignalProbe,
+    end_as,
+    end_orphans,
+    run_command,
+    to_agent,
+    to_rank,
+)
 from rallypoint.launch.config import Program, settle, split_arguments
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
@@ -32,9 +40,6 @@ from rallypoint.launch.tasks import Task, check_is_alone, task_of
 from rallypoint.launch.torchrun import environment_of_job, to_torchrun, variables_of_job
 from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
-
-if TYPE_CHECKING:
-    from rallypoint.launch.delivery import Heard
 
 _FOR_COMMANDS = tuple(each.name for each in OPTIONS if each.for_processes)
 _FOR_TASKS = (*_FOR_COMMANDS, *(each.name for each in OPTIONS if each.for_tasks), "rdzv_id")
@@ -173,15 +178,12 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
         with watching(folder, environ, _print_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
-        from rallypoint.launch.delivery import to_agent
-
         with _hearing(settings) as heard:
             deliver = to_agent(str(folder), heard)
             ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
     if not is_agent or ended.code == 0:
         return ended, []
-    from rallypoint.launch.delivery import end_orphans
     from rallypoint.launch.rendezvous.register import post_death_notice
 
     if ended.code < 0 and ended.code != -signal.SIGINT:  # after Ctrl-C, it has given up itself
@@ -191,8 +193,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
 
 def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
     """Run the one rank that this process is to be."""
-    from rallypoint.launch.delivery import to_rank  # late: no other job needs these
-    from rallypoint.launch.rendezvous.task_group import run_task
+    from rallypoint.launch.rendezvous.task_group import run_task  # late: no other job needs these
     from rallypoint.launch.stacks.watching import answering
 
     given = read_handover(os.environ)._replace(reports=folder)  # this process itself has to report as well
@@ -214,8 +215,6 @@ def _hearing(settings: Settings) -> Iterator[Heard]:
     if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
         yield lambda _: False
         return
-    from rallypoint.launch.delivery import SignalProbe
-
     with SignalProbe() as probe:
         yield probe.has_heard
 

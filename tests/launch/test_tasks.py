@@ -27,10 +27,10 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import command
 from rallypoint.launch.command import Ended, SignalProbe, run_command
 from rallypoint.launch.config import settle
+from rallypoint.launch.job import check_is_alone, task_of
 from rallypoint.launch.rendezvous import task_group
 from rallypoint.launch.rendezvous.task_group import TaskGroup
-from rallypoint.launch.schedulers.placement import find_placement
-from rallypoint.launch.tasks import check_is_alone, task_of
+from rallypoint.launch.schedulers import find_placement
 from rallypoint.pytorch import agent
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role

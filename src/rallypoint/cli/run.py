@@ -32,12 +32,18 @@ from rallypoint.launch.config import Program, settle, split_arguments
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
 from rallypoint.launch.handover import read_handover
+from rallypoint.launch.job import (
+    Task,
+    check_is_alone,
+    environment_of_job,
+    task_of,
+    to_torchrun,
+    variables_of_job,
+)
 from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
-from rallypoint.launch.schedulers.placement import find_placement, idle_machines
-from rallypoint.launch.tasks import Task, check_is_alone, task_of
-from rallypoint.launch.torchrun import environment_of_job, to_torchrun, variables_of_job
+from rallypoint.launch.schedulers import find_placement, idle_machines
 from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
 

@@ -22,11 +22,11 @@ from rallypoint.launch.blame import Exit, find_blame, read_summary
 from rallypoint.launch.command import Deliver, Ended, run_command
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.launch.environment import name_relay
+from rallypoint.launch.job import Task
 from rallypoint.launch.rendezvous.attendance import RollCall
 from rallypoint.launch.rendezvous.servers import LIFESPAN, openness, workers_for
 from rallypoint.launch.reports import FIRST, Reports, report_exits
 from rallypoint.launch.stacks.watching import Say, watching
-from rallypoint.launch.tasks import Task
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.relay.hosting import host_relay, host_store

@@ -1,4 +1,4 @@
-"""What the scheduler or launcher that started this process tells of its job: its machines, its ranks, its port.
+"""What the scheduler or launcher that started this process tells of its job: machines, ranks, a port.
 
 A new scheduler is a row of `SCHEDULERS`. For each fact it names variables; the first that tells it counts.
 The launcher that started this process comes before the scheduler that the launcher itself runs under: mpirun

@@ -38,7 +38,7 @@ from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
-from rallypoint.launch.rendezvous.servers import open_place, open_replicated
+from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server
@@ -253,7 +253,7 @@ def test_a_store_that_nobody_leads_is_named() -> None:
     standbys = [reserve("127.0.0.1", 0)[0] for _ in range(2)]
     places = Endpoints(Endpoint(*each.getsockname()) for each in standbys)
     with pytest.raises(ConnectError) as caught:
-        open_replicated(places, "job", local_address=None, seconds=0.2)
+        open_place(places, 2, "job", seconds=0.2)
     for place in map(str, places):
         assert place in caught.value.message
         assert place in caught.value.hint
@@ -545,7 +545,7 @@ def test_a_job_of_one_machine_is_refused_where_several_meet_for_it(server: Hoste
     endpoint = Endpoint(*server.address)
 
     def meets_here(run_id: str) -> bool:
-        place = open_place(endpoint, 1, run_id, hosts=None, local_address=None, seconds=SECONDS)
+        place = open_place(Endpoints([endpoint]), 1, run_id, seconds=SECONDS)
         place.close(alone=True)
         return isinstance(place.store, TCPStore)
 

@@ -24,7 +24,7 @@ from command_line import invoke
 from processes import end, has_ipv6, pause, serving
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, UsageError
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.store.machine import socket_owner
@@ -337,9 +337,7 @@ def test_a_relay_looks_again_at_the_user_who_answers() -> None:
 def test_a_launcher_does_not_meet_at_a_port_that_another_user_holds() -> None:
     with their_store() as (store, port):
         with pytest.raises(AccessError) as caught:
-            open_place(
-                Endpoint("127.0.0.1", port), 2, "job", hosts=None, local_address=None, seconds=10 * SECONDS
-            )
+            open_place(Endpoints([Endpoint("127.0.0.1", port)]), 2, "job", seconds=10 * SECONDS)
         check_is_refused(caught.value, port)
         assert line_of(store) == "got"
 

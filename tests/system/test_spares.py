@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from jobs import Job, free_port, job
 from rallypoint.client.look import look
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.pytorch import plugin
 from rallypoint.store.connect.deadline import Deadline
@@ -137,9 +137,7 @@ def is_relay(process: psutil.Process) -> bool:
 
 
 def test_a_relay_in_reserve_is_that_of_the_next_round(capfd: pytest.CaptureFixture[str]) -> None:
-    place = open_place(
-        Endpoint("127.0.0.1", free_port()), 2, "job", hosts=True, local_address=None, seconds=60
-    )
+    place = open_place(Endpoints([Endpoint("127.0.0.1", free_port())]), 2, "job", hosts=True, seconds=60)
     try:
         place.prepare_next()
         reserve = relays()

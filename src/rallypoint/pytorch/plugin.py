@@ -44,13 +44,13 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import read_summary, to_ending
 from rallypoint.launch.endpoint import parse_endpoints, parse_round_store
 from rallypoint.launch.health import UnfitError, why_unfit
-from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
+from rallypoint.launch.options import BACKEND, parse_conf
 from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
 from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place, open_replicated, openness
+from rallypoint.launch.rendezvous.servers import open_place, openness
 from rallypoint.launch.stacks.watching import RankWatch
 from rallypoint.launch.switches import START_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.forking import prepare_next_attempt, prepare_template
@@ -95,7 +95,17 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._run_id = params.run_id
         has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
         launchers = size.most + conf.spares
-        self._place = _open_place(params, launchers, conf, has_relays=has_relays)
+        endpoints = parse_endpoints(params.endpoint)
+        self._place = open_place(
+            endpoints,
+            launchers,
+            params.run_id,
+            hosts=conf.is_host,
+            local_address=params.local_addr,
+            seconds=conf.join_timeout,
+            ports=conf.port_range,
+            has_relays=has_relays,
+        )
         self._route = RankRoute(self._place, conf, has_relays=has_relays, is_shared=launchers > 1)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
@@ -108,7 +118,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             size,
             conf.outlasting(self._place.pause_seconds),
             settings=conf.shared(size, has_relays=has_relays),
-            endpoint=str(parse_endpoints(params.endpoint)),
+            endpoint=str(endpoints),
             find_jobs=self._place.find_jobs,
             on_end=self._announce_restart,
         )
@@ -312,37 +322,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             logger.warning("the meeting place does not answer: %s", error.message)
             self._pause = Deadline(_PAUSE_SECONDS)
             return otherwise
-
-
-def _open_place(
-    params: RendezvousParameters, launchers: int, conf: RendezvousSettings, *, has_relays: bool
-) -> RendezvousPlace:
-    endpoints = parse_endpoints(params.endpoint)
-    if launchers > 1 and not endpoints[0].port:
-        raise UsageError(
-            "several machines need an endpoint to meet at",
-            hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
-        )
-    local_address, seconds = params.local_addr, conf.join_timeout
-    if len(endpoints) > 1:
-        return open_replicated(
-            endpoints,
-            params.run_id,
-            local_address=local_address,
-            seconds=seconds,
-            ports=conf.port_range,
-            has_relays=has_relays,
-        )
-    [endpoint] = endpoints
-    return open_place(
-        endpoint,
-        launchers,
-        params.run_id,
-        hosts=conf.is_host,
-        local_address=local_address,
-        seconds=seconds,
-        ports=conf.port_range,
-    )
 
 
 _ERRORS: tuple[tuple[type[RallypointError], Any], ...] = (

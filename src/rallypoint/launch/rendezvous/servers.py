@@ -326,27 +326,39 @@ class RoundsHere(NamedTuple):
 
 
 def open_place(
-    endpoint: Endpoint,
+    places: Endpoints,
     machines: int,
     run_id: str,
     *,
-    hosts: bool | None,
-    local_address: str | None,
     seconds: float,
+    hosts: bool | None = None,
+    local_address: str | None = None,
     ports: range = ANY_PORT,
+    has_relays: bool = False,
 ) -> RendezvousPlace:
     """The meeting place at an endpoint: held here, or reached over the network within `seconds`.
 
+    Several places are those of a store that outlives its machine: ConnectError if it is at none of them.
     `hosts` says whether this machine holds it; None: if the endpoint means this machine. By
     `local_address` the others reach this machine; None: by the address with which it reaches the endpoint.
-    `ports` may be opened to other machines, besides the endpoint's own.
+    `ports` may be opened to other machines, besides the endpoint's own. `has_relays`: the ranks have a relay,
+    which logs when a store that moves is away.
     """
+    endpoint = places[0]
+    if machines > 1 and not endpoint.port:
+        raise UsageError(
+            "several machines need an endpoint to meet at",
+            hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
+        )
+    if len(places) > 1:
+        return _open_replicated(places, run_id, local_address, seconds, ports, has_relays)
     if machines == 1 and not _is_expected_at(endpoint, run_id):
-        if not is_this_machine(endpoint.host):
+        is_here = is_this_machine(endpoint.host)
+        if not is_here:
             logger.warning(
                 "rallypoint: --nnodes=1: this machine trains alone, and does not meet others at %s", endpoint
             )
-        host = endpoint.host if is_this_machine(endpoint.host) else "localhost"
+        host = endpoint.host if is_here else "localhost"
         own = _OwnPlace(endpoint, HashStore(seconds), None, RoundsHere(run_id, host, has_names=False))
         own.take_over(_ahead)
         return own
@@ -377,6 +389,8 @@ def _is_expected_at(endpoint: Endpoint, run_id: str) -> bool:
     A machine that was started as the only one meets it there all the same: all of them are told that their
     settings differ.
     """
+    if not endpoint.port:
+        return False
     try:
         socket.create_connection(endpoint, _GLANCE_SECONDS).close()  # a look tries again and again
         jobs = _jobs_at(endpoint, _GLANCE_SECONDS)
@@ -451,20 +465,9 @@ class ReplicatedPlace(RendezvousPlace):
         return "this machine's relay to the job's meeting place", self._server, WITHOUT_MEETING_PLACE
 
 
-def open_replicated(
-    places: Endpoints,
-    run_id: str,
-    *,
-    local_address: str | None,
-    seconds: float,
-    ports: range = ANY_PORT,
-    has_relays: bool = False,
+def _open_replicated(
+    places: Endpoints, run_id: str, local_address: str | None, seconds: float, ports: range, has_relays: bool
 ) -> ReplicatedPlace:
-    """The meeting place of a job on the store that is at one of these places; ConnectError if it is at none.
-
-    By `local_address` other machines reach this one; None: by the address with which it reaches the places.
-    `ports` may be opened to them. `has_relays`: the ranks have a relay, which logs when the store is away.
-    """
     from rallypoint.store.relay.finding import find_upstream
 
     if run_id == _NO_ID:

@@ -660,37 +660,6 @@ def test_patience_outlasts_a_store_that_moves(beat: float, missed: int, expected
     assert times.outlasting(0.0) == times
 
 
-def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
-    machines = [hall.machine(name, Size(3, 3), rank) for rank, name in enumerate("abc")]
-    first, second, third = machines
-    together(machines)
-    beat(hall, machines[::-1])
-    for _ in range(TIMES.keep_alive_max_attempt):
-        beat(hall, [third, first])
-    second.leave()
-    assert first.roster.present == (first.member, third.member)
-    for _ in range(TIMES.keep_alive_max_attempt):
-        first.beat()
-        assert first.roster.lost == ()
-    first.beat()
-    assert first.roster.lost == (third.member,)
-
-
-def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> None:
-    first, second = machines = hall.machines("ab", Size(2, 2))
-    together(machines)
-    beat(hall, machines[::-1])
-    for _ in range(TIMES.keep_alive_max_attempt):
-        first.beat()
-    second.leave()
-    assert first.roster.everybody == (first.member,)
-    first.beat()
-    second.coming()
-    until(lambda: first.roster.waiting, "it has come again")
-    first.beat()
-    assert first.roster.waiting == (second.member,)
-
-
 def test_one_that_waits_for_a_keeper_goes_on_when_that_is_lost(hall: Hall) -> None:
     size = Size(1, 2)
     keeper, other = machines = hall.machine("a", size, keeps=True), hall.machine("b", size)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs import DONE, TRAIN, free_port, job
+from jobs import free_port, job
 from pods import Pod, two_pods
 from processes import hand_over
 from rallypoint.errors import ConnectError
@@ -252,16 +252,3 @@ def _python(pod: Pod, program: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-@pytest.mark.slow
-def test_pods_that_are_up_before_their_names(tmp_path: Path) -> None:
-    options = ["--nnodes=2", "--nproc-per-node=1", f"--rdzv-endpoint={HOST}"]
-    with two_pods(tmp_path) as pods, job(tmp_path) as running:
-        for number, pod in enumerate(pods):
-            running.start(TRAIN + DONE, options, command=RUN, prefix=pod.prefix)
-            running.await_text(UNKNOWN, number)
-        for pod in reversed(pods):
-            pod.learns(HOST, pods[0].address)
-        assert running.wait() == [0, 0], running.logs()
-        assert "done 0 of 2" in running.log(0)

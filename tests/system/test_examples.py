@@ -163,6 +163,28 @@ def test_accelerate_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         example.main()
 
 
+# --- Eight ranks, started by hand -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_eight_ranks_meet() -> None:
+    output = _run(_EXAMPLES / "eight_ranks.py", COLUMNS="120")
+    assert "ok: 8 of 8 ranks met" in output
+    assert re.search(r"store server on 127\.0\.0\.1:\d+, backend \w+, process \d+", output)
+    rows = re.findall(r"^ +(\d) +\d+(?: +\d+\.\d{3}){5} *$", output, flags=re.MULTILINE)
+    assert rows == [str(rank) for rank in range(8)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process group is interrupted otherwise there")
+def test_ctrl_c_ends_eight_ranks_and_their_server() -> None:
+    with _started((_EXAMPLES / "eight_ranks.py",), {}) as demo:
+        assert demo.stdout is not None
+        server = psutil.Process(int(demo.stdout.readline().rpartition(" ")[2]))
+        os.killpg(demo.pid, signal.SIGINT)
+        _finish(demo, 130)
+        assert not server.is_running()
+
+
 # --- Sharded optimizers -----------------------------------------------------------------------------------
 
 

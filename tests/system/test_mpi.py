@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from clusters import SECONDS, await_that, require
+from jobs import TRAIN
 from namespaces import Machine, machines_on_switch
 from processes import end
 
@@ -21,15 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = (sys.executable, "-m", "rallypoint", "run")
 
-JOIN = """
-import os, sys, time
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-total = torch.tensor([float(rank)])
-dist.all_reduce(total)
-os.write(1, f"rank {rank} of {world}, {os.environ['LOCAL_RANK']} here, sum {total.item()}\\n".encode())
+JOIN = f"""{TRAIN}
+say("rank", rank, "of", f"{{world}},", os.environ["LOCAL_RANK"], "here, sum", total.item())
 """
 DONE = JOIN + "dist.destroy_process_group()\n"
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
 from rallypoint.launch.command import (
     Ended,
-    Heard,
     SignalProbe,
     end_as,
     end_orphans,
@@ -184,8 +182,8 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
         with watching(folder, environ, _print_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
-        with _hearing(settings) as heard:
-            deliver = to_agent(str(folder), heard)
+        with SignalProbe(wanted=_may_be_heard(settings)) as probe:
+            deliver = to_agent(str(folder), probe.has_heard)
             ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
     if not is_agent or ended.code == 0:
@@ -209,20 +207,16 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     environ = answering({**environ, **task.environment()})
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
-    with _hearing(settings) as heard:
-        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _print_stall)
+    with SignalProbe(wanted=_may_be_heard(settings)) as probe:
+        deliver = to_rank(probe.has_heard)
+        ended = run_task(task, _rank_command(target), environ, folder, look, deliver, _print_stall)
     line.clear()
     return ended
 
 
-@contextmanager
-def _hearing(settings: Settings) -> Iterator[Heard]:
-    """How to find out who has heard a signal, where a scheduler may send it to more than this process."""
-    if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
-        yield lambda _: False
-        return
-    with SignalProbe() as probe:
-        yield probe.has_heard
+def _may_be_heard(settings: Settings) -> bool:
+    """Whether the scheduler may send a signal to more than this process."""
+    return settings.placement is not None and settings.placement.scheduler.may_signal_everybody
 
 
 def _rank_command(target: Program) -> list[str]:

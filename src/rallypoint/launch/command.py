@@ -276,9 +276,9 @@ class SignalProbe:
     how a cluster is set up. Needs Linux; elsewhere no signal is ever seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wanted: bool = True) -> None:
         self._noted: set[int] = set()
-        self.pid, self._pipe = _fork_probe() if sys.platform == "linux" else (0, -1)
+        self.pid, self._pipe = _fork_probe() if wanted and sys.platform == "linux" else (0, -1)
 
     def __enter__(self) -> SignalProbe:
         return self

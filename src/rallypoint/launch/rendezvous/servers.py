@@ -31,7 +31,8 @@ from rallypoint.launch.blame import LostServer
 from rallypoint.launch.endpoint import Endpoint, Endpoints, RoundStore, StoreView
 from rallypoint.launch.rendezvous.waiting import Waiting, await_host, connecting_state
 from rallypoint.launch.reports import WITHOUT_STORE, lost_server
-from rallypoint.store.connect.connecting import Attempts
+from rallypoint.store.connect.connecting import Attempts, connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
@@ -389,12 +390,17 @@ def _is_expected_at(endpoint: Endpoint, run_id: str) -> bool:
     A machine that was started as the only one meets it there all the same: all of them are told that their
     settings differ.
     """
+
+    def give_up(_: object) -> None:
+        raise ConnectError("nobody answers there at once")
+
     if not endpoint.port:
         return False
+    deadline = Deadline(_GLANCE_SECONDS)
     try:
-        socket.create_connection(endpoint, _GLANCE_SECONDS).close()  # a look tries again and again
+        connect(*endpoint, deadline, who_am_i(Role.TOOL), to_look=True, after_try=give_up).close()
         jobs = _jobs_at(endpoint, _GLANCE_SECONDS)
-    except (OSError, RallypointError):
+    except RallypointError:
         return False
     return any(each.job == run_id and each.expected > 1 and not each.closed for each in jobs)
 

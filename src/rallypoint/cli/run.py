@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -302,11 +303,9 @@ class _JoinLine:
 
     def _write(self, text: str) -> None:
         """Write to standard error. A job does not end because that is closed."""
-        try:
+        with suppress(OSError, RuntimeError):  # RuntimeError: a signal has interrupted this very function
             sys.stderr.write(text)
             sys.stderr.flush()
-        except (OSError, RuntimeError):  # RuntimeError: a signal has interrupted this very function
-            pass
 
 
 def _print_missing(found: Reports) -> None:
@@ -370,14 +369,12 @@ def _explain(blame: FailureSummary, log_dir: str, began: float) -> None:
     """
     from rallypoint.launch import last_words  # late: a job that succeeds does not need it
 
-    try:
+    with suppress(OSError, RallypointError):
         files = last_words.logs_since(Path(log_dir), began) if log_dir else []
         explanation = last_words.explain_failure(blame, files)
         if explanation is not None:
             report = last_words.place_of_report(explanation, files)
             print("\n" + "\n".join(last_words.last_words(explanation, report)), file=sys.stderr)
-    except (OSError, RallypointError):
-        pass
 
 
 def _print_help(prog: str) -> None:

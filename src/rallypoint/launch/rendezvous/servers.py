@@ -143,10 +143,8 @@ class RendezvousPlace:
     def prepare_next(self) -> None:
         """Start the process of the relay or store that this machine needs next: then it is up at once."""
         if not self._prepared:
-            try:
+            with suppress(RallypointError, OSError):  # if that is still so when it is needed, it is reported
                 self._prepared.append(ServerProcess(self._prepared_kind))
-            except (RallypointError, OSError):
-                pass  # if that is still so when it is needed, it is reported
 
     def take_over(self, prepared: list[ServerProcess]) -> None:
         """Use processes that were prepared before this place was known."""

@@ -7,7 +7,9 @@ What a new process would have of its own is made anew: environment, signal dispo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import logging
@@ -25,6 +27,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 Dispositions = Mapping[int, "signal.Handlers"]
+
+_BUFFERS = (io.BufferedIOBase, io.TextIOBase)
 
 
 class Command(NamedTuple):
@@ -111,9 +115,6 @@ class _MemoryMap(ctypes.Structure):
     )
 
 
-_shown: list[object] = []  # what the kernel shows must stay in memory
-
-
 def show_process(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
     """Show a command line and an environment in /proc, where `ps`, `pkill -f` and nvidia-smi read them.
 
@@ -141,7 +142,7 @@ def show_process(words: Sequence[str], environ: Mapping[str, str] = os.environ) 
         set_mm, set_map, ctypes.byref(shown), ctypes.c_ulong(ctypes.sizeof(shown)), ctypes.c_ulong(0)
     ):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    _shown[:] = texts
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(texts))  # the kernel reads them until the process has ended
     with open("/proc/self/comm", "w", encoding="utf-8") as comm:
         comm.write(os.path.basename(words[0])[:15])
 
@@ -184,6 +185,27 @@ def _open_stream(number: int, name: str, mode: str) -> TextIO:
     stream = io.TextIOWrapper(buffer, encoding, errors, newline="\n" if number else None, write_through=True)
     stream.mode = mode  # type: ignore[misc]
     return stream
+
+
+def close_inherited(kept: int) -> None:
+    """Close all descriptors of the parent but this one and the standard streams.
+
+    First those that an object owns, such as a socket: left open, it would close whatever has that number by
+    the time it is deleted.
+    """
+    everything = gc.get_objects()
+    owners = {kind for kind in set(map(type, everything)) if _owns_descriptor(kind)}
+    for owner in [each for each in everything if type(each) in owners]:
+        with contextlib.suppress(Exception):  # it is closed already, or not even initialised
+            if owner.fileno() not in (0, 1, 2, kept):
+                owner.close()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _owns_descriptor(kind: type) -> bool:
+    """Whether instances own a descriptor. Buffers do not: closing one would write what it holds."""
+    return hasattr(kind, "fileno") and hasattr(kind, "close") and not issubclass(kind, _BUFFERS)
 
 
 def forget_parent() -> None:

@@ -771,18 +771,7 @@ def test_it_waits_no_longer_than_it_should(hall: Hall) -> None:
     assert waiting.result() is False
 
 
-def test_another_job_with_the_same_id_meets_where_all_have_left(hall: Hall) -> None:
-    machines = hall.machines("ab", Size(2, 2))
-    [before, _] = together(machines)
-    machines[0].close("the job has ended")
-    for each in machines:
-        each.leave()
-        each.reopen()
-    [after, _] = together(hall.machines("cd", Size(2, 2)))
-    assert after.number > before.number
-
-
-def test_an_id_can_be_used_again_if_the_last_of_its_machines_was_killed(hall: Hall) -> None:
+def test_an_id_can_be_used_again_when_all_machines_of_a_job_have_left(hall: Hall) -> None:
     machines = hall.machines("ab", Size(2, 2))
     [before, _] = together(machines)
     for each in machines:

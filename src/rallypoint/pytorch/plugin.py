@@ -227,8 +227,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             if first is not None:
                 of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None) or first
                 reports.FIRST.leave(read_summary(of_all.detail or of_all.text))
-        if self._place.is_replicated:
-            self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
         self._agent_store = None
         self._place.close(alone=alone)

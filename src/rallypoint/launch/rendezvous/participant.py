@@ -210,13 +210,8 @@ class Participant:
             digest = self._read_digest()
             seen = self._clock() if digest.everybody else seen
 
-    def reopen(self) -> None:
-        """Let another job with the same id meet here, if this one has ended and all have left."""
-        if self._others_left().closed:
-            self._register.change(lambda roster: roster.reopen())
-
     def open_again(self) -> None:
-        """Let this job meet where one with the same id has ended, also if that could not `reopen` at its end.
+        """Let this job meet where one with the same id has ended.
 
         Its machines may have been killed before they left. They count as lost if they are silent for as long
         as any other may be. MeetingClosedError if one of them lives.
@@ -249,16 +244,13 @@ class Participant:
         """Wait until all others have left; False if that took longer than `conf.close_timeout`."""
         end = self._clock() + self.conf.close_timeout
         while True:
-            digest = self._others_left()
+            # So many requests may be pending that all others have left.
+            digest = self._register.sweep(max(1, self._register.digest().everybody - 1))
             if digest.everybody == 0 or (digest.everybody == 1 and digest.scribe == self.member.id):
                 return True
             if self._clock() >= end:
                 return False
             time.sleep(min(_PARTING_SECONDS, end - self._clock()))
-
-    def _others_left(self) -> Digest:
-        """The digest, up to date if so many requests are not taken in that all others may have left."""
-        return self._register.sweep(max(1, self._register.digest().everybody - 1))
 
     def beat(self) -> None:
         """Send a heartbeat, and check those of others; to be called every `keep_alive_interval` seconds."""

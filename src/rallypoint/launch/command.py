@@ -28,6 +28,7 @@ from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, signal_name
 from rallypoint.launch.blame import LostServer
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.switches import can_fork
+from rallypoint.launch.template.fresh_process import show_process
 from rallypoint.launch.template.preloading import why_unsafe
 from rallypoint.launch.template.template import fork_process
 from rallypoint.store.connect.deadline import Deadline
@@ -318,6 +319,8 @@ def _fork_probe() -> tuple[int, int]:
 def _note_signals(pipe: int, parent: int) -> None:
     """Run in the child, until its parent ends; in a session of its own, as torchrun's ranks are."""
     os.setsid()
+    with suppress(OSError):  # an old kernel: this looks like a second launcher then
+        show_process(["rallypoint: notes signals"], {})
     os.dup2(pipe, 0)
     os.closerange(1, 1 << 16)  # somebody may wait for the end of the output
     while os.getppid() == parent:

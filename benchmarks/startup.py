@@ -46,8 +46,7 @@ if parent.recv(1) == b"k":
     os.kill(os.getpid(), signal.SIGKILL)
 dist.destroy_process_group()
 """
-_LIMIT_SECONDS: Final = 90.0
-_KILLED_RANK: Final = 1
+_LIMIT_SECONDS: Final = 30.0
 
 
 class Timing(NamedTuple):
@@ -61,11 +60,11 @@ class Timing(NamedTuple):
 
 def routes(ranks: int, restarts: bool) -> dict[str, Sequence[Sequence[str]]]:
     """The commands that each way to start the script takes, without the script."""
-    scripts = Path(sys.executable).parent
+    python, number = sys.executable, f"--nproc-per-node={ranks}"
     again = ["--max-restarts=3"] if restarts else []
-    run = [str(scripts / "rallypoint"), "run", f"--nproc-per-node={ranks}", *again]
+    run = [python, "-m", "rallypoint", "run", number, *again]
     found: dict[str, Sequence[Sequence[str]]] = {
-        "torchrun": [[str(scripts / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", *again]],
+        "torchrun": [[python, "-m", "torch.distributed.run", "--standalone", number, *again]],
         "rallypoint run": [run],
         "rallypoint run --start=spawn": [[*run, "--start=spawn"]],
     }
@@ -85,7 +84,7 @@ def measure(commands: Sequence[Sequence[str]], script: Path, ranks: int, restart
             restart = None
             if clients is not None and restarts:
                 begin = time.monotonic()
-                clients[_KILLED_RANK].sendall(b"k")
+                clients[ranks - 1].sendall(b"k")
                 again = _await_reports(listener, ranks, processes)
                 restart = time.monotonic() - begin if again is not None else None
                 _close(clients)

@@ -366,7 +366,7 @@ def open_place(
             f"{endpoint} is no address by which other machines could reach this one",
             hint="name the machine: its host name, or its address in their network",
         )
-    from rallypoint.store.relay.finding import knows_names  # late: a job of one machine does not need it
+    from rallypoint.store.relay.reaching import knows_names  # late: a job of one machine does not need it
 
     server = _hold(endpoint, seconds) if await_host(endpoint, Deadline(seconds), hosts) else None
     place = server.address if server else endpoint
@@ -472,7 +472,7 @@ class ReplicatedPlace(RendezvousPlace):
 def _open_replicated(
     places: Endpoints, run_id: str, local_address: str | None, seconds: float, ports: range, has_relays: bool
 ) -> ReplicatedPlace:
-    from rallypoint.store.relay.finding import find_upstream
+    from rallypoint.store.relay.reaching import find_upstream
 
     if run_id == _NO_ID:
         logger.warning(

@@ -18,6 +18,8 @@ import random
 import runpy
 import signal
 import sys
+import threading
+import time
 import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +84,7 @@ def run_as_new_process(
     _open_streams()
     _renew_entropy()
     _limit_threads(environ)
+    gc.enable()  # a parent that imports much does without it
     _set_path(command, old_path)
     sys.argv = ["-m" if command.is_module else command.target, *command.arguments]
     sys.orig_argv = list(words)
@@ -321,15 +324,38 @@ def _exit(code: int) -> NoReturn:
     """End this process as Python ends: join threads, run exit handlers, flush, finalize."""
     if code == -signal.SIGINT:
         _end_by_interrupt()
+    _let_threads_come_to_rest()
     python: Any = ctypes.pythonapi
     python.Py_Exit(code)
     raise AssertionError
 
 
+def _let_threads_come_to_rest() -> None:
+    """Return when no other thread runs, or after a tenth of a second.
+
+    gloo's threads free Python objects after a collective. That aborts the process if Python has begun to
+    finalize, and a forked rank gets there sooner than one that was started by itself.
+    """
+    deadline = time.monotonic() + 0.1
+    while time.monotonic() < deadline:
+        time.sleep(0.001)  # without the interpreter lock, so that they can have it
+        if "R" not in _states_of_threads():
+            return
+
+
+def _states_of_threads() -> list[str]:
+    """Of all threads but this one, as in proc(5)."""
+    states = []
+    for each in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{each}/stat", encoding="utf-8") as stat:
+            if int(each) != threading.get_native_id():
+                states.append(stat.read().rpartition(")")[2].split()[0])
+    return states
+
+
 def _end_by_interrupt() -> None:
     """End by SIGINT, as Python does after a KeyboardInterrupt, so that the parent sees it."""
     import atexit
-    import threading
 
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -23,7 +23,7 @@ from command_line import invoke
 from processes import Server, end, has_ipv6, pause, serving
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, UsageError
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.store.machine import socket_owner
 from rallypoint.store.machine.socket_owner import NoUser, Owner, SocketTable
@@ -340,6 +340,15 @@ def test_a_relay_looks_again_at_the_user_who_answers() -> None:
     with their_store("by root") as (_, port):
         [why] = outcome_of_outgoing(port, _PING)
         assert f"uid {OTHER}" in why
+
+
+@pytest.mark.usefixtures("not_theirs")
+def test_a_launcher_does_not_meet_at_a_port_that_another_user_holds() -> None:
+    with their_store() as (store, port):
+        with pytest.raises(AccessError) as caught:
+            open_place(Endpoints([Endpoint("127.0.0.1", port)]), 2, "job", seconds=10 * SECONDS)
+        check_is_refused(caught.value, port)
+        assert line_of(store) == "got"
 
 
 @pytest.mark.usefixtures("not_theirs")

@@ -16,6 +16,7 @@ from rallypoint.frames import QuotedFrame, is_library_file
 
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
+_LIST: Final = re.compile(r"\d+ validation errors? for ")
 _INSTALLED: Final = re.compile(r"^<|[/\\](?:bin|Lib)[/\\]")
 """Besides libraries: programs that are installed, and the library of Windows' Python."""
 
@@ -117,6 +118,23 @@ class Raised:
     def text(self) -> str:
         """All of its text, for patterns that cover several lines."""
         return "\n".join((self.headline, *self.more))
+
+    @property
+    def account(self) -> str:
+        """The headline and, where that only announces it, the line that says what happened.
+
+        That is a line of its text, or the line of code of an assertion that says nothing.
+        """
+        more = [line.strip() for line in self.more if line.strip()]
+        if _LIST.search(self.message):
+            more = [line.strip() for line in self.more if line.startswith("  ")]
+        elif "Last error:" in (self.message, *more):
+            more = [line for line in more[more.index("Last error:") + 1 :] if line != "Last error:"]
+        elif not self.message and not more and self.frames:
+            more = [self.frames[-1].source] if self.frames[-1].source.startswith("assert") else []
+        elif self.message.strip() and not self.message.rstrip().endswith(":"):
+            more = []
+        return ": ".join((self.headline.removesuffix(":"), *more[:1])) if more else self.headline
 
 
 @dataclass(frozen=True)

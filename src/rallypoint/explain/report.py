@@ -16,7 +16,7 @@ from rallypoint.exits import exit_text, signal_name
 from rallypoint.explain.events import Event, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
 from rallypoint.explain.reported import LAUNCHER
-from rallypoint.explain.verdict import Explanation, Verdict, point_of
+from rallypoint.explain.verdict import Explanation, Verdict
 from rallypoint.text import clock, columns, counted, excerpt, named_ranks, printable, short_path, wrapped
 
 WIDTH: Final = 80
@@ -77,6 +77,8 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     heading = (verdict.certainty, _who([event.process]), title_of(event, verdict.root))
     yield from _cut(": ".join(filter(None, heading)), width, 2)
     yield from _quote(found, event, width, verdict.root)
+    if (became := verdict.became) is not None:
+        yield from _cut(f"which became {became.name}: {became.message}", width, 1, "  ")
     if (by := verdict.by) is not None:
         yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 2, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
@@ -91,7 +93,7 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
 def _quote(found: Explanation, event: Event, width: int, root: Raised | None = None) -> Iterator[str]:
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
-    said = _said(event, raised)
+    said = raised.account if raised is not None and raised.headline else event.text
     if columns(said) > 3 * (width - 8):
         said = " ".join(short_path(word, 40) if "/" in word else word for word in said.split())
     yield from _cut(said, width, 3, "  | ", "  | ")
@@ -99,8 +101,6 @@ def _quote(found: Explanation, event: Event, width: int, root: Raised | None = N
     place = raised.place if raised is not None else None
     at = f"at {short_path(str(place), max(width - 6 - columns(log), 30))} " if place is not None else ""
     yield from _cut(at + log, width, 2, "  ", "  ")
-    if raised is not event.raised and event.raised is not None:
-        yield from _cut(f"which became {event.raised.name}: {event.raised.message}", width, 1, "  ")
 
 
 def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) -> str:
@@ -116,14 +116,6 @@ def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) ->
 def _line(found: Explanation, event: Event, root: Raised | None = None) -> int | None:
     """The number of the line as an editor counts it."""
     return None if event.log == LAUNCHER else found.logs[event.log].shown_line((root or event).line)
-
-
-def _said(event: Event, raised: Raised | None) -> str:
-    """The exception, with the line of its text that says what happened where the first one does not."""
-    if raised is None or not raised.headline:
-        return event.text
-    point = point_of(raised)
-    return raised.headline if point in raised.headline else f"{raised.headline} {point}"
 
 
 def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:
@@ -296,7 +288,7 @@ def _event_json(found: Explanation, event: Event, root: Raised | None = None) ->
     return {
         "kind": event.kind.value,
         "title": title_of(event, root),
-        "headline": _said(event, raised),
+        "headline": raised.account if raised is not None and raised.headline else event.text,
         "place": str(raised.place) if raised and raised.place else None,
         "log": found.logs[event.log].name if event.log != LAUNCHER else None,
         "line": _line(found, event, root),

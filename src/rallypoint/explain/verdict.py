@@ -47,8 +47,16 @@ class Verdict:
     """The line in which a library itself says what happened."""
 
     @property
-    def chain(self) -> tuple[Raised, ...]:
-        return tuple(self.event.raised.chain) if self.event.raised is not None else ()
+    def chain(self) -> list[Raised]:
+        return self.event.raised.chain if self.event.raised is not None else []
+
+    @property
+    def became(self) -> Raised | None:
+        """What the exception to look at ended as, before processes only passed it on."""
+        if self.root is None:
+            return None
+        later = self.chain[self.chain.index(self.root) + 1 :]
+        return next((each for each in later[::-1] if class_of(each) != "wrapper"), (later or [None])[-1])
 
 
 @dataclass(frozen=True)
@@ -270,21 +278,6 @@ def root_of(raised: Raised) -> Raised:
     return found
 
 
-_LIST: Final = re.compile(r"\d+ validation errors? for ")
-
-
-def point_of(raised: Raised) -> str:
-    """The line of an exception's text that says what happened: not one that only announces the next."""
-    lines = [raised.message, *raised.more]
-    if _LIST.search(raised.message):
-        return next((text.strip() for text in raised.more if text.startswith("  ")), raised.message)
-    if "Last error:" in map(str.strip, lines[:-1]):
-        return lines[list(map(str.strip, lines)).index("Last error:") + 1].strip()
-    if not raised.message.strip() or raised.message.rstrip().endswith(":"):
-        return next((text.strip() for text in raised.more if text.strip()), raised.message)
-    return raised.message
-
-
 # The order -------------------------------------------------------------------------------------------------
 
 
@@ -357,7 +350,13 @@ def judge(events: Sequence[Event], logs: Sequence[Log]) -> Explanation:
     reason = ""
     chosen, fatal = _last_attempt([each for each in history.failures if each not in rules])
     warned = [each for each, rule in rules.items() if rule.name == "warned" and each.role == "cause"]
-    if warned and _is_weak(chosen, history):
+    stops = (_stop_of(index, log, history) for index, log in enumerate(logs))
+    stop = next(filter(None, stops), None) if chosen is None else None
+    where = stop or (chosen if chosen is not None and chosen.kind is Kind.TOLD and chosen.match is None else None)
+    if where is not None:
+        warned = [each for each, rule in rules.items() if rule.name == "warned" and each.role in _ROLES]
+        warned = [each for each in warned if each.log==where.log and not history.work_after(each)]
+    if warned and (_is_weak(chosen, history) or where):
         chosen = first_failure(warned)
         reason = _WARNED
     notices = tuple(each for each, rule in rules.items() if rule.name == "notice")[:_MOST]
@@ -370,8 +369,7 @@ def judge(events: Sequence[Event], logs: Sequence[Log]) -> Explanation:
         set_aside={each: rule.reason for each, rule in rules.items() if each not in (chosen, *notices)},
     )
     if chosen is None:
-        stops = (_stop_of(index, log, history) for index, log in enumerate(logs))
-        return replace(said, stop=next(filter(None, stops), None))
+        return replace(said, stop=stop)
     before = [each for each in history.failures if each.attempt < chosen.attempt and each not in rules]
     return replace(
         said,

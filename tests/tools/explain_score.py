@@ -71,7 +71,7 @@ def _named(sample: Sample, verdict: Verdict) -> str:
         frame = root.users_frame
         texts += [sample.line(root.line), root.account, frame.source if frame is not None else ""]
     texts += [verdict.became.headline] if verdict.became is not None else []
-    texts += [verdict.by.text] if verdict.by is not None else []
+    texts += [sample.line(verdict.by.line)] if verdict.by is not None else []
     return "\n".join(texts)
 
 

@@ -315,12 +315,15 @@ class History:
     def work_after(self, event: Event, *, begins: bool = False) -> list[Event]:
         """The work of the event's process after it, if asked also what begins.
 
+        A process that is gone does no work: of all others.
+
         A bar that is only drawn again is no work.
         """
         drawn = {step_of(each) for each in self.work_before(event) if each.kind is not Kind.ANSWER}
         work = self._work.get(event.log, [])
         begin = bisect_right(work, event.line, key=_line_of)
-        own = (each for each in work[begin : begin + _ENOUGH] if each.process.may_be(event.process))
+        of = NOBODY if event.kind in PROCESS_GONE else event.process
+        own = (each for each in work[begin : begin + _ENOUGH] if each.process.may_be(of))
         return [each for each in own if (begins or each.is_work) and step_of(each) not in drawn]
 
     def last_work(self, log: int | None = None) -> Event | None:

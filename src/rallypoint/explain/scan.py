@@ -307,7 +307,8 @@ class _LogReader:
         if match is not None and kind not in FAILURES:
             kind = Kind.ERROR
         if found is None and match is None:
-            kind = Kind.ERROR if line.record and line.level in ("error", "fatal") else self._beat(line)
+            states = line.record and line.level in ("error", "fatal") and not line.text.endswith(":")
+            kind = Kind.ERROR if states else self._beat(line)
         if kind is None or (kind not in (*FAILURES, Kind.RESTART) and not self._watch):
             return False  # work counts around failures only
         event = self._event(kind, number, line, self._time)

@@ -149,14 +149,14 @@ def _was_replaced(event: Event, history: History) -> bool:
     if started and distinct_steps(each for each in work if each.line > started[0].line) >= _STEPS:
         return True
     done = any(each.kind is Kind.DONE for each in work)
-    return done or (event.kind is Kind.ENDED and distinct_steps(work) >= _MANY_STEPS)
+    return done or (event.kind in PROCESS_GONE and distinct_steps(work) >= _MANY_STEPS)
 
 
 def _was_not_needed(event: Event, history: History) -> bool:
     """A module was missing, and the program went on without it."""
     if event.raised is None or event.raised.name not in _MODULES or event.fatal or event.log < 0:
         return False
-    last = max(each.line for each in history.failures if each.log == event.log)
+    last = max(each.line for each in history.failures if each.log == event.log and each.kind is not Kind.TOLD)
     return last <= event.line and history.logs[event.log].lines - event.line > _GOES_ON
 
 
@@ -164,7 +164,7 @@ def _was_served(event: Event, history: History) -> bool:
     """A server that was at work was asked to end, or a job that was done."""
     served = (Kind.READY, Kind.ANSWER, Kind.DONE)
     unknown = event.kind is Kind.TOLD and event.match is None and "CANCELLED" not in event.text
-    return unknown and any(each.kind in served for each in history.work_before(event))
+    return unknown and (any(each.kind in served for each in history.work_before(event)) or any(each.kind is Kind.RESULT for each in history.work_after(event)))
 
 
 def _is_aftermath(event: Event, history: History) -> bool:
@@ -188,7 +188,7 @@ def _is_bad(event: Event) -> bool:
 
 
 def _was_warned(event: Event, _: History) -> bool:
-    states_code = event.kind in PROCESS_GONE and event.code is not None and "exit" in event.text
+    states_code = event.kind in PROCESS_GONE and event.level == "info"
     return event.level in MILD and event.kind is not Kind.TOLD and not states_code
 
 
@@ -313,10 +313,14 @@ def _can_cause(event: Event, named: Sequence[Event]) -> bool:
 
 def _earliest(events: Sequence[Event]) -> Event:
     """The first event of the lowest tier: by time if all of them have one, otherwise by place."""
-    lowest = min(map(tier, events))
-    nearest = [each for each in events if tier(each) == lowest]
+    lowest = min(map(_rank, events))
+    nearest = [each for each in events if _rank(each) == lowest]
     timed = all(each.time is not None for each in nearest)
-    return min(nearest, key=lambda each: (each.time or 0.0 if timed else 0.0, each.log, each.line))
+    best= min(nearest, key=lambda each: (each.time or 0.0 if timed else 0.0, each.log, each.line))
+    if best.raised is None and best.match is not None:
+        same = [e for e in nearest if e.raised is not None and e.match is not None and e.match.entry is best.match.entry and e.process.may_be(best.process)]
+        return min(same, key=lambda each: (each.log, each.line), default=best)
+    return best
 
 
 # What it is ------------------------------------------------------------------------------------------------
@@ -387,7 +391,7 @@ def _is_weak(chosen: Event | None, history: History) -> bool:
     """Whether nothing but consequences speaks against a warning of a known cause."""
     if chosen is None:
         return any(each.kind in (*PROCESS_GONE, Kind.TOLD) for each in history.failures)
-    return tier(chosen) >= FOLLOWER or chosen.role == "consequence"
+    return tier(chosen) >= LINE or chosen.role == "consequence"
 
 
 def _attempts(fatal: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
@@ -423,6 +427,10 @@ def _said_beside(event: Event, history: History) -> Event | None:
         return errors[-1] if errors and event.line - errors[-1].line <= _AT_THE_END else None
     if event.raised is None or tier(event) == FOLLOWER:
         return None
+    if event.match is not None:
+        for e in history.failures:
+            if e.turn==event.turn and e.raised is None and e.match is not None and e.match.entry is event.match.entry and e.process.may_be(event.process) and (e.log,e.line)<(event.log,event.line):
+                return e
     text = "\n".join(each.headline for each in event.raised.chain)
     said = (each for each in history.failures if each.kind is Kind.LIBRARY and each.log == event.log)
     return next((each for each in said if each.run == event.run and _is_about(text, each.text)), None)
@@ -453,3 +461,7 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
     says_only_that = {number for number, _ in log.tail} <= {each.line for each in failed}
     silent = not says_only_that if worked is None else worked.line < first and not outlived
     return (last or Event(Kind.BEGIN, index, *log.tail[-1])) if silent else None
+
+
+def _rank(event: Event) -> int:
+    return min(tier(event), SIGNAL)

@@ -312,7 +312,7 @@ class History:
         end = bisect_left(work, event.line, key=_line_of)
         return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
 
-    def work_after(self, event: Event, *, begins: bool = False) -> list[Event]:
+    def work_after(self, event: Event, *, begins: bool = False, anyone=False) -> list[Event]:
         """The work of the event's process after it, if asked also what begins.
 
         A process that is gone does no work: of all others.
@@ -322,7 +322,7 @@ class History:
         drawn = {step_of(each) for each in self.work_before(event) if each.kind is not Kind.ANSWER}
         work = self._work.get(event.log, [])
         begin = bisect_right(work, event.line, key=_line_of)
-        of = NOBODY if event.kind in PROCESS_GONE else event.process
+        of = NOBODY if anyone or event.kind in PROCESS_GONE else event.process
         own = (each for each in work[begin : begin + _ENOUGH] if each.process.may_be(of))
         return [each for each in own if (begins or each.is_work) and step_of(each) not in drawn]
 

@@ -131,6 +131,7 @@ def _was_survived(event: Event, history: History) -> bool:
     after = history.work_after(event)
     if event.kind in (*PROCESS_GONE, Kind.TOLD):
         return _was_replaced(event, history)
+    if not event.fatal and distinct_steps(e for e in history.work_after(event,anyone=True) if e.kind in (Kind.STEP,Kind.ANSWER)) >= _MANY_STEPS: return True
     if event.kind is Kind.LIBRARY or (not event.process and history.is_lost_after(event)):
         return False
     if event.fatal and event.raised is not None:  # torch puts the rank before its last words only

@@ -83,8 +83,6 @@ class Raised:
     native: bool = False
     caught: bool = False
     """Whether the log says that the program caught it and went on."""
-    aside: bool = False
-    """Whether it was raised in a thread, a task or at the exit: the program itself may go on."""
 
     @property
     def headline(self) -> str:
@@ -155,14 +153,15 @@ class Process:
         mine, others = vars(self).values(), vars(other).values()
         return all(a is None or b is None or a == b for a, b in zip(mine, others, strict=True))
 
+    @property
+    def number(self) -> int | None:
+        """Its rank; on one machine, the local rank is the rank."""
+        return self.local if self.rank is None else self.rank
+
     def is_same(self, other: Process) -> bool:
-        """Whether both have the same rank; on one machine, the local rank is the rank."""
-        mine, others = (each.local if each.rank is None else each.rank for each in (self, other))
-        return (
-            mine is not None
-            and mine == others
-            and (None in (self.host, other.host) or self.host == other.host)
-        )
+        """Whether both have the same rank."""
+        same_host = None in (self.host, other.host) or self.host == other.host
+        return self.number is not None and self.number == other.number and same_host
 
 
 NOBODY: Final = Process()
@@ -224,6 +223,10 @@ class Event:
     """The line says itself that the process ends with it."""
     loud: bool = True
     """The line states an error, and does not only have the words of one."""
+    reason: bool = False
+    """The line states the operating system's reason."""
+    announced: Event | None = None
+    """The failure that is stated right before this exception, and may explain it."""
 
     @property
     def is_failure(self) -> bool:
@@ -312,19 +315,23 @@ class History:
         end = bisect_left(work, event.line, key=_line_of)
         return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
 
-    def work_after(self, event: Event, *, begins: bool = False, anyone=False) -> list[Event]:
-        """The work of the event's process after it, if asked also what begins.
+    def last_of(self, log: int) -> Event | None:
+        """The last line of a log that shows work or a beginning."""
+        return self._work[log][-1] if log in self._work else None
 
-        A process that is gone does no work: of all others.
+    def after(self, event: Event) -> list[Event]:
+        """The work and the beginnings that the log shows after an event.
 
         A bar that is only drawn again is no work.
         """
         drawn = {step_of(each) for each in self.work_before(event) if each.kind is not Kind.ANSWER}
         work = self._work.get(event.log, [])
         begin = bisect_right(work, event.line, key=_line_of)
-        of = NOBODY if anyone or event.kind in PROCESS_GONE else event.process
-        own = (each for each in work[begin : begin + _ENOUGH] if each.process.may_be(of))
-        return [each for each in own if (begins or each.is_work) and step_of(each) not in drawn]
+        return [each for each in work[begin : begin + _ENOUGH] if step_of(each) not in drawn]
+
+    def work_after(self, event: Event) -> list[Event]:
+        """The work of the event's process after it."""
+        return [each for each in self.after(event) if each.is_work and each.process.may_be(event.process)]
 
     def last_work(self, log: int | None = None) -> Event | None:
         """The last line that shows work, of one log or of any.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Final
 
-from rallypoint.explain.classify import FAILURE_PATTERNS, classify
+from rallypoint.explain.classify import FAILURE_PATTERNS, class_of, classify
 from rallypoint.explain.events import FAILURES, MILD, MOST_EVENTS, Event, Kind, Log, Process, Raised
 from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
@@ -95,6 +95,7 @@ class _Heading:
     line: Line
     before: str = ""
     time: float | None = None
+    announced: Event | None = None
 
 
 @dataclass
@@ -246,18 +247,21 @@ class _LogReader:
             if len(self._writers) < _MOST_WRITERS:
                 self._writers[line.process] = writer
             if part in (Part.FRAME, Part.HEADER) and writer.part is not Part.FRAME:
-                self._drop_announcement(number)
-                writer.headings.append(_Heading(number, line, self._last, self._time))
+                announced = self._take_announcement(number)
+                writer.headings.append(_Heading(number, line, self._last, self._time, announced))
             writer.part = part
         self._drain(line.process)
         return part
 
-    def _drop_announcement(self, number: int) -> None:
-        """The line before a traceback only announces it."""
+    def _take_announcement(self, number: int) -> Event | None:
+        """A failure right before a traceback, which may explain it; a mere error line only announces it."""
         last = self.events[-1] if self.events else None
-        if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
+        if last is None or not last.is_failure or last.line != number - 1:
+            return None
+        if last.kind is Kind.ERROR and last.match is None:
             self._alike[last.kind, _DIGITS.sub("", last.text)] -= 1
             self.events.pop()
+        return last
 
     def _complete(self) -> None:
         """Nothing follows the exceptions that are being written."""
@@ -278,14 +282,15 @@ class _LogReader:
     def _add_exception(self, raised: Raised, heading: _Heading) -> None:
         line, before = heading.line, heading.before
         mild = line.level in MILD and _CAUGHT.search(before) is not None
-        caught = raised.caught or mild or bool(_CAUGHT.search(line.text) or _IGNORED.search(before))
+        aside = _ASIDE.match(before) is not None and class_of(raised) == "follower"
+        caught = raised.caught or mild or aside or bool(_CAUGHT.search(line.text) or _IGNORED.search(before))
         later = takewhile(lambda each: each.line > raised.line, reversed(self.events))
         outside = [each.line for each in later if each.kind in _OUTSIDE]
         more = raised.more[: min(outside) - raised.line - 1] if outside else raised.more
-        raised = replace(raised, more=more, caught=caught, aside=_ASIDE.match(before) is not None)
+        raised = replace(raised, more=more, caught=caught)
         kind = Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION
         event = self._event(kind, raised.line, replace(line, text=raised.headline), heading.time)
-        event.raised, event.fatal = raised, line.marked
+        event.raised, event.fatal, event.announced = raised, line.marked, heading.announced
         self._add(event)
 
     def _event(self, kind: Kind, number: int, line: Line, time: float | None = None) -> Event:
@@ -315,6 +320,7 @@ class _LogReader:
         event.match, event.code = match, found.code if found is not None else None
         event.fatal = line.level == "fatal" or (found is not None and found.fatal)
         event.loud = (found is not None and found.loud) or line.level in ("error", "fatal")
+        event.reason = found is not None and found.reason
         self._add(event)
         return event.is_failure
 

@@ -319,7 +319,7 @@ def _identify(event: Event, heard: frozenset[str]) -> None:
     for raised in (root, *(each for each in event.raised.chain if each is not root)):
         files = "\n".join(frame.file for frame in raised.frames)
         match = find(raised.text, known.speakers(files))
-        if match is not None and (raised is root or match.entry.role == "cause"):
+        if match is not None and (raised is root or match.entry.role in ("cause", "notice")):
             event.match = match
             return
 

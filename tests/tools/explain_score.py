@@ -66,10 +66,10 @@ def explained(sample: Sample) -> Said:
 
 def _named(sample: Sample, verdict: Verdict) -> str:
     """All that the report quotes of the first failure."""
-    texts = [sample.line(verdict.event.line), verdict.event.text]
+    texts = [sample.line(verdict.event.line), *verdict.quote]
     if (root := verdict.root) is not None:
         frame = root.users_frame
-        texts += [sample.line(root.line), root.account, frame.source if frame is not None else ""]
+        texts += [sample.line(root.line), frame.source if frame is not None else ""]
     texts += [verdict.became.headline] if verdict.became is not None else []
     texts += [sample.line(verdict.by.line)] if verdict.by is not None else []
     return "\n".join(texts)

@@ -76,11 +76,11 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     event = verdict.event
     heading = (verdict.certainty, _who([event.process]), title_of(event, verdict.root))
     yield from _cut(": ".join(filter(None, heading)), width, 2)
-    yield from _quote(found, event, width, verdict.root)
+    yield from _quote(found, verdict.quote, width, event, verdict.root)
     if (became := verdict.became) is not None:
         yield from _cut(f"which became {became.name}: {became.message}", width, 1, "  ")
     if (by := verdict.by) is not None:
-        yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 2, "  ")
+        yield from _cut(f"see also line {_line(found, by)}: {by.text}", width, 2, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
     if verdict.certainty == "consequence" and event.kind is not Kind.KILLED:
         yield from wrapped(elsewhere(found, verdict), width)
@@ -90,13 +90,16 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     yield from _numbered(steps_of(found, verdict)[:most_steps], width)
 
 
-def _quote(found: Explanation, event: Event, width: int, root: Raised | None = None) -> Iterator[str]:
+def _quote(
+    found: Explanation, quote: Sequence[str], width: int, event: Event, root: Raised | None = None
+) -> Iterator[str]:
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
-    said = raised.account if raised is not None and raised.headline else event.text
+    said, *more = quote
     if columns(said) > 3 * (width - 8):
         said = " ".join(short_path(word, 40) if "/" in word else word for word in said.split())
-    yield from _cut(said, width, 3, "  | ", "  | ")
+    rows = [row for text in (said, *more) for row in _cut(text, width, 3, "  | ", "  | ")]
+    yield from rows[:3]
     log = f"({_in_log(found, event, root, width - 40)})"
     place = raised.place if raised is not None else None
     at = f"at {short_path(str(place), max(width - 6 - columns(log), 30))} " if place is not None else ""
@@ -121,7 +124,7 @@ def _line(found: Explanation, event: Event, root: Raised | None = None) -> int |
 def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:
     where = "in the midst of work" if found.worked is not None else "before any work"
     yield from wrapped(f"No failure in {counted(found.lines, 'line')}, but the log stops {where}:", width)
-    yield from _quote(found, stop, width)
+    yield from _quote(found, [stop.text], width, stop)
     more = [_MISSING] if found.worked is None and _MEETING.search(stop.text) else []
     yield from _numbered([_LOOK, *more, _AFTERWARDS.get(found.launcher, _AFTERWARDS[""])], width)
 

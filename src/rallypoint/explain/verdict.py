@@ -31,6 +31,7 @@ KNOWN: Final = "known cause"
 CONSEQUENCE: Final = "consequence"
 UNKNOWN: Final = "unknown error"
 _MOST: Final = 50
+_MORE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,15 @@ class Verdict:
     @property
     def chain(self) -> list[Raised]:
         return self.event.raised.chain if self.event.raised is not None else []
+
+    @property
+    def quote(self) -> list[str]:
+        """The line, or the exception's account; of an exception that nobody explains also more of its text."""
+        if self.root is None or not self.root.headline:
+            return [self.event.text]
+        account = self.root.account
+        more = [line for line in self.root.more if line.strip() and line.strip() not in account]
+        return [account, *more[:_MORE]] if self.certainty == UNKNOWN else [account]
 
     @property
     def became(self) -> Raised | None:

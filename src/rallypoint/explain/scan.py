@@ -1,7 +1,8 @@
 """From the lines of logs to events. Pure: the bytes come in as chunks.
 
 Most lines of a large log are steps, and steps matter only around a failure and at the end. So `quick` names
-the lines that may speak of a failure, and only around these, and at the end of the log, every line is read.
+the lines that may speak of a failure. They are read, with the lines before them; after a failure and at the
+end of the log, every line is.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Final
 
 from rallypoint.explain.classify import FAILURE_PATTERNS, class_of, classify
-from rallypoint.explain.events import FAILURES, MILD, MOST_EVENTS, Event, Kind, Log, Process, Raised
+from rallypoint.explain.events import FAILURES, MOST_EVENTS, Event, Kind, Log, Process, Raised
 from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
 from rallypoint.explain.quick import Sieve, blocks, fixed_texts
@@ -44,9 +45,6 @@ _FIGURES: Final = re.compile(r"-?\d+(?:[.:,]\d+)*(?:e[+-]?\d+)?")
 _FRACTION: Final = re.compile(r"(?<![\d.:])\d+\.\d+(?![\d.])")
 _OUTSIDE: Final = (Kind.KILLED, Kind.ENDED, Kind.TOLD)
 """No part of an exception's message, though they follow it."""
-_CAUGHT: Final = re.compile(
-    r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
-)
 _IGNORED: Final = re.compile(
     r"^Exception ignored|^--- Logging error|_call_connection_lost\b|\b(?:retryable|retries left)\b"
 )
@@ -112,7 +110,7 @@ class _Writer:
 
 
 class _LogReader:
-    """Reads one log."""
+    """Reads one log: the lines that the sieve wants, those around a failure, and the last ones."""
 
     def __init__(self, source: Source, index: int, sieve: Sieve) -> None:
         self._source = source
@@ -123,14 +121,11 @@ class _LogReader:
         self._prefixes = Prefixes()
         self._reports = (OwnReports(index), Tables(index))
         self._writers: dict[Process, _Writer] = {}
-        self._lines: list[bytes] = []
-        self._before: list[bytes] = []
-        """The last lines before the block that is being read."""
-        self._at = 0
+        self._recent: list[bytes] = []
+        """The last lines so far."""
         self._read_up_to = 0
-        """The number of the last line that was read for work as well."""
-        self._watch = 0
-        """For so many more lines every line is read."""
+        self._watch_up_to = 0
+        """The lines up to this one are read, whatever they say."""
         self._time: float | None = None
         self._last = ""
         self._failed_at = -_NEXT_RUN - 1
@@ -138,6 +133,8 @@ class _LogReader:
         self._latest: dict[tuple[Kind, str], Event] = {}
         self._kept: Counter[bool] = Counter()
         """How many failures are kept, and how many other events."""
+        self._work: deque[Event] = deque(maxlen=_TAIL)
+        """Work that counts if a failure or the end follows soon."""
         self._rhythm: dict[tuple[Process, str], set[str]] = {}
         self._restarts: list[int] = []
         """The lines that begin a further attempt."""
@@ -152,8 +149,6 @@ class _LogReader:
     def read(self, progress: Callable[[int], None]) -> Log:
         for block in self._blocks(progress):
             self._read_block(block)
-        self._complete()
-        self._add(*(event for report in self._reports for event in report.close()))
         self._read_the_end()
         self.events += self._latest.values()
         for event in self.events:
@@ -173,48 +168,51 @@ class _LogReader:
         yield b"\n".join(b"".join([first, *found]).removesuffix(b"\n").split(b"\n")[::-1])
 
     def _read_block(self, block: bytes) -> None:
+        number = self._log.lines + 1
         block = block.removesuffix(b"\n")
-        self._lines = block.split(b"\n") if block else []
-        wanted = deque(self._sieve.wanted(block))
-        self._at = 0
-        while self._at < len(self._lines):
-            while wanted and wanted[0] < self._at:
+        wanted = deque(number + each for each in self._sieve.wanted(block))
+        lines = [*self._recent, *(block.split(b"\n") if block else ())]
+        self._log.lines += len(lines) - len(self._recent)
+        while number <= self._log.lines:
+            while wanted and wanted[0] < number:
                 wanted.popleft()
-            if not self._is_busy:
+            if not self._is_busy(number):
                 if not wanted:
                     break
-                self._at = wanted.popleft()
-            self._read_line(self._lines[self._at])
-            self._at += 1
-        self._log.lines += len(self._lines)
-        self._before = [*self._before, *self._lines][-_TAIL:]
-        self._lines = []
+                number = wanted.popleft()
+                self._read_lines(lines, number - _BEFORE, number - 1)
+            self._read_lines(lines, number, number)
+            number += 1
+        self._recent = lines[-_TAIL:]
 
-    @property
-    def _is_busy(self) -> bool:
+    def _is_busy(self, number: int) -> bool:
+        """Whether a line has to be read, though the sieve does not want it."""
         reports = any(each.busy for each in self._reports)
-        return self._watch > 0 or bool(self._writers) or reports or self._opening.is_learning
+        return number <= self._watch_up_to or bool(self._writers) or reports or self._opening.is_learning
+
+    def _read_lines(self, lines: Sequence[bytes], first: int, last: int) -> None:
+        """Read those of the last lines that were not read yet, from one number to another."""
+        for number in range(max(first, self._read_up_to + 1, self._log.lines - len(lines) + 1), last + 1):
+            self._read_up_to = number
+            for part in self._sieve.parts(lines[number - self._log.lines - 1]):
+                self._read_part(part, number)
 
     def _read_the_end(self) -> None:
-        """Read the last lines for work, and keep some of them."""
-        numbered = list(enumerate(self._before, self._log.lines - len(self._before) + 1))
-        for number, raw in numbered:
-            self._note_work(raw, number)
-        tail = [(number, text) for number, raw in numbered if (text := self._split(_shown(raw)).text).strip()]
-        self._log.tail = tuple(tail[-_KEPT_TAIL:])
-        found = classify(tail[-1][1]) if tail else None
+        """Read the last lines, and keep some of them."""
+        lines, end = self._recent, self._log.lines
+        self._watch_up_to = end
+        self._keep(*self._work)
+        self._read_lines(lines, 1, end)
+        self._complete()
+        self._add(*(event for report in self._reports for event in report.close()))
+        shown = (raw.rstrip(b"\r").rpartition(b"\r")[2] for raw in lines)
+        texts = ((number, self._split(raw).text) for number, raw in enumerate(shown, end - len(lines) + 1))
+        self._log.tail = tuple([each for each in texts if each[1].strip()][-_KEPT_TAIL:])
+        found = classify(self._log.tail[-1][1]) if self._log.tail else None
         if found is not None and found.kind is not None:
-            self._log.last_line = Event(found.kind, self._index, *tail[-1])
+            self._log.last_line = Event(found.kind, self._index, *self._log.tail[-1])
 
     # Lines -------------------------------------------------------------------------------------------------
-
-    def _read_line(self, raw: bytes) -> None:
-        number = self._log.lines + self._at + 1
-        if self._watch:
-            self._watch -= 1
-            self._read_up_to = number
-        for part in self._sieve.parts(raw):
-            self._read_part(part, number)
 
     def _read_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
@@ -281,9 +279,8 @@ class _LogReader:
 
     def _add_exception(self, raised: Raised, heading: _Heading) -> None:
         line, before = heading.line, heading.before
-        mild = line.level in MILD and _CAUGHT.search(before) is not None
         aside = _ASIDE.match(before) is not None and class_of(raised) == "follower"
-        caught = raised.caught or mild or aside or bool(_CAUGHT.search(line.text) or _IGNORED.search(before))
+        caught = raised.caught or aside or _IGNORED.search(before) is not None
         later = takewhile(lambda each: each.line > raised.line, reversed(self.events))
         outside = [each.line for each in later if each.kind in _OUTSIDE]
         more = raised.more[: min(outside) - raised.line - 1] if outside else raised.more
@@ -314,8 +311,8 @@ class _LogReader:
         if found is None and match is None:
             states = line.record and line.level in ("error", "fatal") and not line.text.endswith(":")
             kind = Kind.ERROR if states else self._beat(line)
-        if kind is None or (kind not in (*FAILURES, Kind.RESTART) and not self._watch):
-            return False  # work counts around failures only
+        if kind is None:
+            return False
         event = self._event(kind, number, line, self._time)
         event.match, event.code = match, found.code if found is not None else None
         event.fatal = line.level == "fatal" or (found is not None and found.fatal)
@@ -339,8 +336,13 @@ class _LogReader:
         for event in events:
             if event.kind is Kind.RESTART:
                 self._restart(event)
-            if event.is_failure and not self._is_news(event):
-                continue
+            if event.kind not in (*FAILURES, Kind.RESTART) and event.line > self._watch_up_to:
+                self._work.append(event)
+            elif not event.is_failure or self._is_news(event):
+                self._keep(event)
+
+    def _keep(self, *events: Event) -> None:
+        for event in events:
             self._kept[event.is_failure] += 1
             if self._kept[event.is_failure] <= MOST_EVENTS:
                 self.events.append(event)
@@ -363,30 +365,10 @@ class _LogReader:
             self._latest[form] = event
             return False
         if event.level not in ("debug", "info"):
-            self._note_work_before()
-            self._watch = _AFTER
+            self._keep(*self._work)
+            self._work.clear()
+            self._watch_up_to = max(self._watch_up_to, self._read_up_to + _AFTER)
         return True
-
-    def _note_work_before(self) -> None:
-        """Read the lines before a failure for work."""
-        if not self._lines:
-            return  # the log is at its end, where every line is read
-        here = self._log.lines + self._at + 1
-        earlier = [*self._before, *self._lines[: self._at]][-_BEFORE:]
-        for number, raw in enumerate(earlier, here - len(earlier)):
-            self._note_work(raw, number)
-        self._read_up_to = max(self._read_up_to, here)
-
-    def _note_work(self, raw: bytes, number: int) -> None:
-        """Read a line that `quick` did not name, unless it was read already: it may show work."""
-        if number <= self._read_up_to:
-            return
-        line = self._split(_shown(raw))
-        found = classify(line.text)
-        kind = found.kind if found is not None else self._beat(line)
-        told = kind is Kind.TOLD and self._failed_at < number
-        if kind is not None and (told or kind not in (*FAILURES, Kind.RESTART)):
-            self._add(self._event(kind, number, line))
 
 
 @dataclass
@@ -414,11 +396,6 @@ class _Opening:
         again = self._seen_first and form == self.forms[1]
         self._seen_first = form == self.forms[0]
         return again
-
-
-def _shown(raw: bytes) -> bytes:
-    """Of a progress bar, what it shows at its end."""
-    return raw.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _counted(chunks: Iterable[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:

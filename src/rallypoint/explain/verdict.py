@@ -52,7 +52,7 @@ class Verdict:
 
     @property
     def quote(self) -> list[str]:
-        """The line, or the exception's account; of an exception that nobody explains also more of its text."""
+        """The line, or the exception's account; of an unknown exception also more of its text."""
         if self.root is None or not self.root.headline:
             return [self.event.text]
         account = self.root.account
@@ -64,8 +64,8 @@ class Verdict:
         """What the exception to look at ended as, before processes only passed it on."""
         if self.root not in self.chain:
             return None
-        later = self.chain[self.chain.index(self.root) + 1 :]
-        return next((each for each in later[::-1] if class_of(each) != "wrapper"), (later or [None])[-1])
+        later = self.chain[: self.chain.index(self.root) : -1]
+        return next((each for each in later if class_of(each) != "wrapper"), later[0] if later else None)
 
 
 @dataclass(frozen=True)
@@ -280,8 +280,8 @@ def root_of(raised: Raised) -> Raised:
 def first_failure(events: Sequence[Event]) -> Event | None:
     """The first failure among events that have all ended something.
 
-    It is the earliest one of the lowest tier. If that is of another process than the launcher named, a failure
-    of the same tier counts before it that is of a named process; before what only followed, its end does.
+    It is the earliest one of the lowest tier. But if the launcher named another process, a failure of that
+    process and tier counts instead, and before what only followed, its end.
     """
     lowest = min(map(tier, events), default=FOLLOWS)
     nearest = [each for each in events if tier(each) == lowest]
@@ -301,11 +301,11 @@ def first_failure(events: Sequence[Event]) -> Event | None:
 
 def _earliest(events: Sequence[Event]) -> Event | None:
     """By time if all of them have one, otherwise by place. An exception tells more than its own line."""
+    if not events:
+        return None
     timed = all(each.time is not None for each in events)
-    order = sorted(events, key=lambda each: (each.time or 0.0 if timed else 0.0, each.log, each.line))
-    return next(
-        (each for each in order if each.raised is not None and _is_same(each, order[0])), *order[:1] or [None]
-    )
+    first, *later = sorted(events, key=lambda each: (each.time or 0.0 if timed else 0.0, each.log, each.line))
+    return next((each for each in later if each.raised and not first.raised and _is_same(each, first)), first)
 
 
 def _is_same(event: Event, other: Event) -> bool:
@@ -424,7 +424,7 @@ _WORD: Final = re.compile(r"[A-Za-z]{4,}")
 
 
 def _said_beside(event: Event, fatal: Sequence[Event], history: History) -> Event | None:
-    """What explains it besides: an earlier line of its own, a library's account, or what was said right before."""
+    """What explains it besides: a line with its cause, a library's account, or what was said right before."""
     if event.raised is None:
         errors = (
             history.before(event, Kind.ERROR) if event.kind is Kind.KILLED and event.match is None else []
@@ -454,14 +454,13 @@ _COUNTER: Final = re.compile(r"(?<![\d.:/-])(\d+)/(\d+)(?![\d.:/-])")
 
 
 def _stop_of(index: int, log: Log, history: History) -> Event | None:
-    """Where a log stops that shows neither a failure nor an end: before, right after or just before the end of work."""
+    """Where a log stops that shows neither a failure nor an end."""
     if not log.tail:
         return None
     failed = [each for each in history.failures if each.log == index]
     last = history.last_of(index)
-    if last is not None and (
-        last.kind is Kind.BEGIN and log.lines - last.line < _AT_THE_END or _is_last_but_few(last)
-    ):
+    has_begun = last is not None and last.kind is Kind.BEGIN and log.lines - last.line < _AT_THE_END
+    if last is not None and (has_begun or _is_last_but_few(last)):
         return last
     weak = [each for each in failed if not each.loud and each.level not in MILD]
     if weak and log.lines - weak[-1].line <= _AT_THE_END and not history.work_after(weak[-1]):
@@ -473,6 +472,6 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
 
 
 def _is_last_but_few(step: Event) -> bool:
-    """Whether a few steps of many are missing: ranks that wait for each other often do so at the end of an epoch."""
+    """Whether a few steps of many are missing: many hangs are at the end of an epoch."""
     counted = _COUNTER.search(step.text)
     return counted is not None and int(counted[2]) >= 20 and 0.95 <= int(counted[1]) / int(counted[2]) < 1

@@ -263,8 +263,6 @@ class Log:
     attempt: int | None = None
     tail: tuple[tuple[int, str], ...] = ()
     """The last lines, without their prefixes, each with its number."""
-    last_line: Event | None = None
-    """What the last line means, if it means anything."""
     newest_first: bool = False
     heard: set[str] = field(default_factory=set)
     """The speakers of the knowledge base that it shows."""
@@ -334,34 +332,20 @@ class History:
         return [each for each in self.after(event) if each.is_work and each.process.may_be(event.process)]
 
     def last_work(self, log: int | None = None) -> Event | None:
-        """The last line that shows work, of one log or of any.
-
-        A result right after the beginning of something is only the end of that.
-        """
-        found = None
-        for index, work in self._work.items():
-            for before, each in zip([None, *work], work, strict=False):
-                ends = before is not None and before.kind is Kind.BEGIN and each.line - before.line <= _NEAR
-                if each.is_work and log in (None, index) and not (ends and each.kind is Kind.RESULT):
-                    found = each
-        return found
+        """The last line that shows work, of one log or of any."""
+        logs = self._work.values() if log is None else [self._work.get(log, [])]
+        return next((each for work in reversed(list(logs)) for each in reversed(work) if each.is_work), None)
 
 
-_NEAR: Final = 2
 _ENOUGH: Final = 100
 """So many lines of work before or after an event count."""
-_COUNTERS: Final = re.compile(
-    r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
-    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(?<!\d{4}/)(?!\d{4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
-)
 
 
 def step_of(event: Event) -> str:
     """What tells a step from others: a bar's counters, as it may be drawn twice; an answer's line."""
-    counters = (
-        (found[1] or found[2] for found in _COUNTERS.finditer(event.text)) if "%|" in event.text else ()
-    )
-    return str(event.line) if event.kind is Kind.ANSWER else " ".join(counters) or event.text
+    if event.kind is Kind.ANSWER:
+        return str(event.line)
+    return " ".join(re.findall(r"\d+/\d+", event.text)) or event.text if "%|" in event.text else event.text
 
 
 def distinct_steps(work: Iterable[Event]) -> int:

@@ -208,9 +208,6 @@ class _LogReader:
         shown = (raw.rstrip(b"\r").rpartition(b"\r")[2] for raw in lines)
         texts = ((number, self._split(raw).text) for number, raw in enumerate(shown, end - len(lines) + 1))
         self._log.tail = tuple([each for each in texts if each[1].strip()][-_KEPT_TAIL:])
-        found = classify(self._log.tail[-1][1]) if self._log.tail else None
-        if found is not None and found.kind is not None:
-            self._log.last_line = Event(found.kind, self._index, *self._log.tail[-1])
 
     # Lines -------------------------------------------------------------------------------------------------
 

@@ -165,8 +165,8 @@ def _is_aftermath(event: Event, history: History) -> bool:
     if event.kind is Kind.TOLD:
         return False
     told = history.before(event, Kind.TOLD)
-    if told and not any(_is_bad(each) for kind in _BAD for each in history.before(told[0], kind)):
-        return not history.between(told[-1], event, WORK)
+    if told and not history.between(told[-1], event, WORK):
+        return True
     if tier(event) == CAUSE:
         return False  # what a program does after its training can fail as well
     done = [each for each in history.before(event, Kind.DONE)[-_STEPS:] if history.work_before(each)]
@@ -188,11 +188,6 @@ def _is_passing(event: Event, history: History) -> bool:
 
 
 _MOVES: Final = (Kind.STEP, Kind.ANSWER)
-_BAD: Final = (Kind.EXCEPTION, *PROCESS_GONE)
-
-
-def _is_bad(event: Event) -> bool:
-    return event.kind in _BAD and event.level not in MILD
 
 
 def _was_caught(event: Event, _: History) -> bool:
@@ -268,7 +263,7 @@ def root_of(raised: Raised) -> Raised:
     """
     found = raised
     while (earlier := found.earlier) is not None:
-        if class_of(found) == "" and found.handling and earlier.name in _LOOKUPS:
+        if found.handling and earlier.name in _LOOKUPS:
             break
         found = earlier
     return found
@@ -468,7 +463,7 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
     worked, first = history.last_work(index), log.tail[0][0]
     outlived = any(each.line >= first for each in failed)
     silent = worked is None or (worked.line < first and not outlived)
-    return (log.last_line or Event(Kind.BEGIN, index, *log.tail[-1])) if silent else None
+    return Event(Kind.BEGIN, index, *log.tail[-1]) if silent else None
 
 
 def _is_last_but_few(step: Event) -> bool:

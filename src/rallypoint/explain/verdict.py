@@ -415,32 +415,24 @@ def _verdict(event: Event, fatal: Sequence[Event], history: History, reason: str
     )
 
 
-_WORD: Final = re.compile(r"[A-Za-z]{4,}")
-
-
 def _said_beside(event: Event, fatal: Sequence[Event], history: History) -> Event | None:
-    """What explains it besides: a line with its cause, a library's account, or what was said right before."""
-    if event.raised is None:
-        errors = (
-            history.before(event, Kind.ERROR) if event.kind is Kind.KILLED and event.match is None else []
-        )
+    """What explains it besides: a line with its cause, a library's account, or what was said right before.
+
+    Of several lines that state an error, the last one is shown beside the first.
+    """
+    if event.kind is Kind.KILLED and event.match is None:
+        errors = history.before(event, Kind.ERROR)
         return errors[-1] if errors and event.line - errors[-1].line <= _AT_THE_END else None
-    same = (
-        each for each in fatal if each.raised is None and each.line < event.line and _is_same(each, event)
+    if event.raised is None:
+        lines = [each for each in fatal if each.text != event.text and REASON <= tier(each) <= LINE]
+        return lines[-1] if lines and REASON <= tier(event) <= LINE else None
+    same = (each for each in fatal if each.raised is None and _is_same(each, event))
+    said = (
+        each
+        for each in history.failures
+        if each.kind is Kind.LIBRARY and each.log == event.log and each.turn == event.turn
     )
-    text = "\n".join(each.headline for each in event.raised.chain)
-    said = (each for each in history.failures if each.kind is Kind.LIBRARY and each.log == event.log)
-    about = (each for each in said if each.run == event.run and _is_about(text, each.text))
-    return next(same, None) or next(about, None) or event.announced
-
-
-def _is_about(exception: str, said: str) -> bool:
-    """Whether an exception is about the library that speaks, or about what could not be loaded."""
-    known = knowledge()
-    missed = set(_WORD.findall(said.rpartition(": ")[0])) - {"could", "import", "load"}
-    return bool(known.speakers(said) & known.speakers(exception)) or (
-        len(missed & set(_WORD.findall(exception))) > 1
-    )
+    return next(same, None) or next(said, None) or event.announced
 
 
 # The end of a log without a failure ------------------------------------------------------------------------
@@ -458,8 +450,9 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
     if last is not None and (has_begun or _is_last_but_few(last)):
         return last
     weak = [each for each in failed if not each.loud and each.level not in MILD]
-    if weak and log.lines - weak[-1].line <= _AT_THE_END and not history.work_after(weak[-1]):
-        return weak[-1]
+    if weak and log.lines - weak[-1].line <= _AT_THE_END:
+        if not any(each.kind is not Kind.RESULT for each in history.work_after(weak[-1])):
+            return weak[-1]
     worked, first = history.last_work(index), log.tail[0][0]
     outlived = any(each.line >= first for each in failed)
     silent = worked is None or (worked.line < first and not outlived)

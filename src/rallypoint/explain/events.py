@@ -313,6 +313,11 @@ class History:
         end = bisect_left(work, event.line, key=_line_of)
         return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
 
+    def at(self, event: Event) -> Event | None:
+        """What the log shows last before an event: work, or a beginning."""
+        work = self._work.get(event.log, [])
+        return next(iter(work[: bisect_left(work, event.line, key=_line_of)][-1:]), None)
+
     def last_of(self, log: int) -> Event | None:
         """The last line of a log that shows work or a beginning."""
         return self._work[log][-1] if log in self._work else None

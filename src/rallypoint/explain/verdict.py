@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from rallypoint.explain.classify import class_of
@@ -416,23 +417,26 @@ def _verdict(event: Event, fatal: Sequence[Event], history: History, reason: str
 
 
 def _said_beside(event: Event, fatal: Sequence[Event], history: History) -> Event | None:
-    """What explains it besides: a line with its cause, a library's account, or what was said right before.
+    """What explains it besides: a line with its cause, a library's account, or an error stated before.
 
-    Of several lines that state an error, the last one is shown beside the first.
+    Of several lines that only state an error, the last one is shown beside the first; of a job that was told
+    to end, what it did then.
     """
+    lines = [each for each in fatal if each is not event and REASON <= tier(each) <= LINE]
+    earlier = (each for each in lines if each.log == event.log and each.line < event.line)
     if event.kind is Kind.KILLED and event.match is None:
         errors = history.before(event, Kind.ERROR)
         return errors[-1] if errors and event.line - errors[-1].line <= _AT_THE_END else None
+    if REASON <= tier(event) <= LINE:
+        return next((each for each in reversed(lines) if each.text != event.text), None)
+    if event.kind is Kind.TOLD and event.raised is None:
+        return history.at(event)
     if event.raised is None:
-        lines = [each for each in fatal if each.text != event.text and REASON <= tier(each) <= LINE]
-        return lines[-1] if lines and REASON <= tier(event) <= LINE else None
+        return next(earlier, None)
     same = (each for each in fatal if each.raised is None and _is_same(each, event))
-    said = (
-        each
-        for each in history.failures
-        if each.kind is Kind.LIBRARY and each.log == event.log and each.turn == event.turn
-    )
-    return next(same, None) or next(said, None) or event.announced
+    here = (each for each in history.failures if each.log == event.log and each.turn == event.turn)
+    said = (each for each in here if each.kind is Kind.LIBRARY)
+    return next(chain(same, said), None) or event.announced or next(earlier, None)
 
 
 # The end of a log without a failure ------------------------------------------------------------------------
@@ -450,9 +454,9 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
     if last is not None and (has_begun or _is_last_but_few(last)):
         return last
     weak = [each for each in failed if not each.loud and each.level not in MILD]
-    if weak and log.lines - weak[-1].line <= _AT_THE_END:
-        if not any(each.kind is not Kind.RESULT for each in history.work_after(weak[-1])):
-            return weak[-1]
+    goes_on = weak and any(each.kind is not Kind.RESULT for each in history.work_after(weak[-1]))
+    if weak and log.lines - weak[-1].line <= _AT_THE_END and not goes_on:
+        return weak[-1]
     worked, first = history.last_work(index), log.tail[0][0]
     outlived = any(each.line >= first for each in failed)
     silent = worked is None or (worked.line < first and not outlived)

@@ -45,7 +45,7 @@ class Verdict:
     root: Raised | None = None
     """The exception of the chain to look at."""
     by: Event | None = None
-    """The line in which a library itself says what happened."""
+    """Another line that explains it."""
 
     @property
     def chain(self) -> list[Raised]:
@@ -450,8 +450,8 @@ def _stop_of(index: int, log: Log, history: History) -> Event | None:
         return None
     failed = [each for each in history.failures if each.log == index]
     last = history.last_of(index)
-    has_begun = last is not None and last.kind is Kind.BEGIN and log.lines - last.line < _AT_THE_END
-    if last is not None and (has_begun or _is_last_but_few(last)):
+    is_near = last is not None and log.lines - last.line < _AT_THE_END
+    if last is not None and is_near and (last.kind is Kind.BEGIN or _is_last_but_few(last)):
         return last
     weak = [each for each in failed if not each.loud and each.level not in MILD]
     goes_on = weak and any(each.kind is not Kind.RESULT for each in history.work_after(weak[-1]))

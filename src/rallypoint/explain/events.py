@@ -81,8 +81,6 @@ class Raised:
     handling: bool = False
     """Whether it was raised while the earlier one was handled; otherwise that is its stated cause."""
     native: bool = False
-    caught: bool = False
-    """Whether the log says that the program caught it and went on."""
 
     @property
     def headline(self) -> str:
@@ -225,6 +223,8 @@ class Event:
     """The line states an error, and does not only have the words of one."""
     reason: bool = False
     """The line states the operating system's reason."""
+    caught: bool = False
+    """The log says that the program caught the exception and went on."""
     announced: Event | None = None
     """The failure that is stated right before this exception, and may explain it."""
 

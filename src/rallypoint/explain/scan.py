@@ -138,8 +138,6 @@ class _LogReader:
         self._rhythm: dict[tuple[Process, str], set[str]] = {}
         self._restarts: list[int] = []
         """The lines that begin a further attempt."""
-        self._announced: dict[str, int] = {}
-        """What said so, and where: the agents of several machines report the same restart."""
         self._runs: list[int] = []
         """The lines that begin a further run."""
         self._opening = _Opening()
@@ -277,14 +275,14 @@ class _LogReader:
     def _add_exception(self, raised: Raised, heading: _Heading) -> None:
         line, before = heading.line, heading.before
         aside = _ASIDE.match(before) is not None and class_of(raised) == "follower"
-        caught = raised.caught or aside or _IGNORED.search(before) is not None
         later = takewhile(lambda each: each.line > raised.line, reversed(self.events))
         outside = [each.line for each in later if each.kind in _OUTSIDE]
         more = raised.more[: min(outside) - raised.line - 1] if outside else raised.more
-        raised = replace(raised, more=more, caught=caught)
+        raised = replace(raised, more=more)
         kind = Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION
         event = self._event(kind, raised.line, replace(line, text=raised.headline), heading.time)
         event.raised, event.fatal, event.announced = raised, line.marked, heading.announced
+        event.caught = aside or _IGNORED.search(before) is not None
         self._add(event)
 
     def _event(self, kind: Kind, number: int, line: Line, time: float | None = None) -> Event:
@@ -345,12 +343,11 @@ class _LogReader:
                 self.events.append(event)
 
     def _restart(self, event: Event) -> None:
+        """Begin a further attempt; the agents of several machines report the same one."""
         self._complete()
-        announced = self._announced.get(event.text)
-        if announced is None or event.line - announced >= _AFTER or self._failed_at > announced:
+        latest = self._restarts[-1] if self._restarts else -_AFTER
+        if event.line - latest >= _AFTER or self._failed_at > latest:
             self._restarts.append(event.line)
-        if len(self._announced) < _MOST_WRITERS:
-            self._announced[event.text] = event.line
 
     def _is_news(self, event: Event) -> bool:
         """Note a failure. Of many that are alike, the first ones and the last one are kept."""

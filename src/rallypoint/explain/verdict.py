@@ -191,10 +191,6 @@ def _is_passing(event: Event, history: History) -> bool:
 _MOVES: Final = (Kind.STEP, Kind.ANSWER)
 
 
-def _was_caught(event: Event, _: History) -> bool:
-    return event.raised is not None and event.raised.caught
-
-
 @dataclass(frozen=True)
 class Rule:
     """A reason for which a failure ended nothing."""
@@ -206,7 +202,7 @@ class Rule:
 
 NOT_FATAL: Final = (
     Rule("notice", "it is known to be harmless", lambda event, _: event.role == "notice"),
-    Rule("caught", "the program caught it and went on", _was_caught),
+    Rule("caught", "the program caught it and went on", lambda event, _: event.caught),
     Rule("restarted", "the job was started again, and works", _was_restarted),
     Rule("survived", "the job made further steps after it", _was_survived),
     Rule("not needed", "the program went on without this module", _was_not_needed),

@@ -412,27 +412,35 @@ def _verdict(event: Event, fatal: Sequence[Event], history: History, reason: str
     )
 
 
+_DIGITS: Final = re.compile(r"\d+")
+
+
 def _said_beside(event: Event, fatal: Sequence[Event], history: History) -> Event | None:
-    """What explains it besides: a line with its cause, a library's account, or an error stated before.
+    """Another line that explains it: with the same cause, of a library, or an error that was stated before.
 
     Of several lines that only state an error, the last one is shown beside the first; of a job that was told
     to end, what it did then.
     """
-    lines = [each for each in fatal if each is not event and REASON <= tier(each) <= LINE]
-    earlier = (each for each in lines if each.log == event.log and each.line < event.line)
     if event.kind is Kind.KILLED and event.match is None:
         errors = history.before(event, Kind.ERROR)
         return errors[-1] if errors and event.line - errors[-1].line <= _AT_THE_END else None
-    if REASON <= tier(event) <= LINE:
-        return next((each for each in reversed(lines) if each.text != event.text), None)
     if event.kind is Kind.TOLD and event.raised is None:
         return history.at(event)
-    if event.raised is None:
-        return next(earlier, None)
-    same = (each for each in fatal if each.raised is None and _is_same(each, event))
+    own_words = _DIGITS.sub("", event.headline)
+    others = [each for each in fatal if _DIGITS.sub("", each.headline) != own_words]
+    if REASON <= tier(event) <= LINE:
+        return next((each for each in reversed(others) if REASON <= tier(each) <= LINE), None)
+    same = (each for each in others if each.raised is None and _is_same(each, event))
     here = (each for each in history.failures if each.log == event.log and each.turn == event.turn)
-    said = (each for each in here if each.kind is Kind.LIBRARY)
-    return next(chain(same, said), None) or event.announced or next(earlier, None)
+    said = (each for each in here if each.kind is Kind.LIBRARY and each is not event)
+    stated = (each for each in others if each.log == event.log and each.line < event.line)
+    earlier = (each for each in stated if each.role != "consequence" and _class_of_root(each) == "")
+    rivals = [each for each in others if tier(each) == tier(event)]
+    if event.role == "cause":
+        return next(
+            chain(same, said, (each for each in rivals if each.match and not _is_same(each, event))), None
+        )
+    return next(chain(same, said, earlier, filter(None, [event.announced]), rivals), None)
 
 
 # The end of a log without a failure ------------------------------------------------------------------------

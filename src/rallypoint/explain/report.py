@@ -257,8 +257,8 @@ def _cut(text: str, width: int, most: int, first: str = "", later: str | None = 
 def as_json(found: Explanation) -> dict[str, Any]:
     """The whole explanation, with stable keys.
 
-    The headline, line and place of the verdict are those of the exception to look at. `by` is a library's own
-    line. Of a chain of exceptions, the first one comes first.
+    The headline, line and place of the verdict are those of the exception to look at. `by` is a line to see
+    also. Of a chain of exceptions, the first one comes first.
     """
     lists = _picked(found, "consequences", "notices", "earlier")
     logs = ("name", "lines", "rank", "host", "attempt", "newest_first")

@@ -27,10 +27,10 @@ ROOT = Path(__file__).parent
 SOURCE = ROOT / "src"
 
 COMPILED = {
-    "store/wire": "encoding parser requests sessions whole",
+    "store/wire": "encoding parser requests sessions",
     "store/engine": "barriers engine keyspace waiters",
-    "store/core": "clients registry server_core sessions slices store tickets",
-    "store/relay/core": "children combining ranks relay slots upstream",
+    "store/core": "clients server_core sessions store tickets",
+    "store/relay/core": "combining downstream relay relay_client upstream upstream_requests values",
     "store/relay": "relay worker",
     "store/server/guard": "other_users",
     "store/machine": "addresses socket_owner",

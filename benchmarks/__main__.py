@@ -7,15 +7,13 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from benchmarks import figures, page, planning, tables
 from benchmarks.results import read
-from benchmarks.targets import BY_NAME, USUAL, redis_version
-from rallypoint.bench import contest
-from rallypoint.bench.results import Results
-from rallypoint.cli.bench import check_writable, describe, make_wish, measure, options, print_or_write
+from benchmarks.targets import BY_NAME, TARGETS, USUAL, redis_version
+from rallypoint.bench.results import Results, Sheet
+from rallypoint.cli.bench import make_plan, measure, new_results, options, print_list, print_sheet
 from rallypoint.cli.command import JSON, Argument, Command, Group, command
+from rallypoint.cli.signals import exit_code
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.watch import plots
 
@@ -39,27 +37,27 @@ def _command(commands: tuple[str, ...], help: str) -> Command:
     def run(
         ranks: str, targets: str, repeat: int, json_file: Path | None, plot: Path | None, quick: bool
     ) -> int:
-        wish = make_wish(commands, targets, [*USUAL, *BY_NAME], ranks, repeat, quick)
         if plot:
             plots.check_plot(plot)
-        check_writable(plot)
-        check_writable(json_file)
-        plan = planning.make_plan(wish)
-        results = contest.new_results(describe("python -m benchmarks", wish, list(USUAL)), plan.notes)
-        results.versions["redis"] = redis_version()
+        table, notes = planning.make_table(commands, targets.split(","), quick)
+        plan = make_plan(table, TARGETS, targets=targets, ranks=ranks, repeat=repeat, quick=quick)
+        plan.notes += notes
+        results = new_results("python -m benchmarks", plan)
+        results.machine["processor"] = planning.processor()
+        results.versions.update(python=planning.python_build(), redis=redis_version())
+        results.limits.update(planning.limits())
 
-        def report(results: Results) -> None:
-            sheets = [sheet for each in tables.commands(results) for sheet in tables.sheets(results, each)]
-            try:
-                print_or_write(results, sheets, json_file)
-            finally:
-                if plot and not figures.save(results, plot):
-                    print(f"nothing was measured that could be drawn in {plot}", file=sys.stderr)
+        def sheets() -> list[Sheet]:
+            return [sheet for each in tables.commands(results) for sheet in tables.sheets(results, each)]
 
-        return measure(plan, results, report)
+        try:
+            return measure(results, plan, json_file, sheets)
+        finally:
+            if plot and not figures.save(results, plot):
+                print(f"nothing was measured that could be drawn in {plot}", file=sys.stderr)
 
     run.__doc__ = help
-    return Command(run, (*options(list(USUAL), f" Besides: {', '.join(BY_NAME)}."), _PLOT))
+    return Command(run, (*options(USUAL, f" Besides: {', '.join(BY_NAME)}."), _PLOT))
 
 
 @command(
@@ -73,7 +71,20 @@ def _compare(before: Path, after: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(tables.compare(a, b), indent=1))
     else:
-        tables.print_comparison(a, b, Console(highlight=False))
+        _print_comparison(a, b)
+
+
+def _print_comparison(a: Results, b: Results) -> None:
+    """The comparison as a table, and what limits it."""
+    found = tables.compare(a, b)
+    for name in "ab":
+        print(f"{name.upper()}: {found[name]['started']}, {found[name]['command']}")
+    facts = [f"{each['name']}: A {each['a']}, B {each['b']}" for each in found["differences"]]
+    print_list("A and B did not run under the same conditions:", facts)
+    if found["rows"]:
+        print_sheet(tables.comparison(found["rows"]))
+    print_list("Only in A:", found["only_a"])
+    print_list("Only in B:", found["only_b"])
 
 
 @command(
@@ -105,6 +116,8 @@ def main() -> int:
         if error.hint:
             print(f"\nhint: {error.hint}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt as stop:
+        return exit_code(stop)
 
 
 if __name__ == "__main__":

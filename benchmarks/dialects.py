@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from rallypoint.bench.clients import Dialect, Exchange
 from rallypoint.bench.results import BenchError
@@ -25,6 +28,11 @@ class WideDialect(Dialect):
         """Wait for keys that nobody sets; the reply is to a PING behind it, and tells that it is taken in."""
         return self._seen_done(b"\x06" + self._counted(map(self._blob, keys)))
 
+    @staticmethod
+    def _counted(items: Iterable[bytes]) -> bytes:
+        whole = list(items)
+        return struct.pack("<Q", len(whole)) + b"".join(whole)
+
     def give_up(self, key: bytes) -> Exchange:
         """Wait for a key that nobody sets, and give up."""
         return Exchange(self.wait(key).request + b"\x0c", b"\x01")
@@ -38,7 +46,6 @@ class RedisDialect(WideDialect):
     id of its own; that it is refused the second time nobody is told, as with a SET of torch's.
     """
 
-    number_size = 0
     hello = Exchange(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n")
 
     def get(self, key: bytes, value: bytes) -> Exchange:
@@ -56,7 +63,11 @@ class RedisDialect(WideDialect):
     def number(self, value: int) -> bytes:
         return b":%d\r\n" % value
 
-    def value_of(self, reply: bytes) -> int:
+    def read_number(self, client: socket.socket) -> int:
+        reply = piece = client.recv(80)
+        while piece and b"\n" not in reply:
+            piece = client.recv(80)
+            reply += piece
         digits = reply[1:-2]
         if reply != b":%b\r\n" % digits or not digits.removeprefix(b"-").isdigit():
             raise BenchError(f"a client got {reply[:80]!r}, which is no number")
@@ -88,5 +99,5 @@ class RedisDialect(WideDialect):
         return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-TORCH = WideDialect()
-REDIS = RedisDialect()
+TORCH: Final = WideDialect()
+REDIS: Final = RedisDialect()

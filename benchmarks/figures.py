@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.results import merge_targets, record_of
+from benchmarks.results import merge_targets, record_of, sizes
 from rallypoint import text
 from rallypoint.bench.results import Record, Results, Spread
 from rallypoint.watch.plots import INK, check_plot, drawing, need_matplotlib, write
@@ -132,7 +132,7 @@ def panels(results: Results, name: str) -> list[Panel]:
     """The panels of one figure that have data."""
     found = []
     for each, title in FIGURES[name].items():
-        lines = _lines({record.ranks: record for record in results.sizes(each)})
+        lines = _lines({record.ranks: record for record in sizes(results, each)})
         found.append(Panel(title, "time", text.fine_duration, lines))
     if name == "ops":
         records = {each: record for each in OPERATIONS if (record := record_of(results, each)) is not None}

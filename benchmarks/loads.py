@@ -5,22 +5,22 @@ from __future__ import annotations
 import select
 import socket
 import statistics
+import tempfile
 import time
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.dialects import TORCH, WideDialect
-from benchmarks.swarm import WideSwarm
-from benchmarks.targets import renew
-from rallypoint.bench.clients import ANSWER_LIMIT_S, KEY, VALUE, Exchange, connect, get
-from rallypoint.bench.contest import Measurement, Session
-from rallypoint.bench.loads import RUN_LIMIT_S, Busy, Steady, WithRanks, ask_once
+from benchmarks.clients import connect
+from benchmarks.dialects import REDIS, TORCH
+from benchmarks.targets import BehindRelays, renew
+from rallypoint.bench.clients import ANSWER_LIMIT_S, Exchange
+from rallypoint.bench.contest import RUN_LIMIT_S, Measurement, Session
+from rallypoint.bench.loads import Barriers, ComingUp, Operations
 from rallypoint.bench.results import BenchError, Sample
-from rallypoint.bench.swarm import Answer, load_of
 from rallypoint.bench.targets import Target, start_with_torch
-from rallypoint.bench.workers import Load, Stopwatch, Worker, ask_all, start
+from rallypoint.bench.workers import Load, Worker, outcomes, together
 
 BUSY_CLIENTS: Final = 500
 BUSY_PIPELINED: Final = 4
@@ -31,7 +31,8 @@ STORM_CLIENTS: Final = 15_000
 MANY_KEYS: Final = 100_000
 
 
-SWARM: Final = "benchmarks.swarm:WideSwarm"
+CLIENTS: Final = "benchmarks.clients:WideClients"
+CROWD: Final = "benchmarks.clients:Crowd"
 
 TUTORIAL_LIMIT_S: Final = 120.0
 TUTORIAL_BARRIERS: Final = 5
@@ -39,98 +40,79 @@ TUTORIAL_TARGETS: Final = ("rallypoint-libuv", "rallypoint-legacy", "torch-libuv
 """Servers that torch's constructor can start: rank 0 is the master, so there is no server beforehand."""
 
 
-class Wakeups(WithRanks):
+class ComingUpBehindRelays(ComingUp):
+    """All ranks come up, and what the relays take, where there are any."""
+
+    def arrive(self) -> Sample:
+        sample = super().arrive()
+        if isinstance(self.target, BehindRelays):
+            whole = self.target.start_seconds + sample.value
+            sample.extras.update(self.target.size(), whole_seconds=whole)
+        return sample
+
+
+class Wakeups(Barriers):
     """All ranks wait for one key; then it is set."""
 
-    swarm_class = SWARM
+    clients_class = CLIENTS
 
     def open(self) -> None:
         super().open()
-        self.come_up()
         self.rounds = 0
         self.round()
 
     def round(self) -> Sample:
         self.rounds += 1
         key = f"/bench/wake/{self.rounds}"
-        self.everyone(do="wait", key=key)
+        self.everyone("wait", key=key)
         self.target.settle()
         self.target.await_quiet()
-        self.everyone(do="check_asleep")
-        order = {"do": "wake", "key": key, "since": time.monotonic(), "limit_s": RUN_LIMIT_S}
-        # One of the processes sets it.
-        return self.phase([{**order, "release": number == 0} for number in range(len(self.swarm))])
+        self.everyone("check_asleep")
+        return self.metered(lambda: self.wake(key))
+
+    def wake(self, key: str) -> Load:
+        """One of the processes sets the key."""
+        since = time.monotonic()
+        orders = [
+            worker.order("wake", key=key, since=since, release=number == 0)
+            for number, worker in enumerate(self.workers)
+        ]
+        return together(outcomes(orders, RUN_LIMIT_S))
 
 
-class Restarts(WithRanks):
+class Restarts(Barriers):
     """A job that is up is started again: its ranks leave, the store is made anew, and they come back.
 
     It is over when they have passed their first barrier. A store that still had the counts of the try
     before would be found out.
     """
 
-    def open(self) -> None:
-        super().open()
-        self.come_up()
-        self.barrier(at_once=True)
-
     def round(self) -> Sample:
         begun = time.monotonic()
-        self.everyone(do="leave")
+        self.everyone("leave")
         renew(self.target)
-        self.joined = 0
+        self.barriers = 0
         renewed = time.monotonic()
-        self.come_up()
+        counted = self.come_up(self.target.places()).counted
+        if min(counted) != 1:
+            raise BenchError(f"a new store counts from {min(counted):,} on")
         self.barrier(at_once=True)
         ended = time.monotonic()
         return Sample(ended - begun, extras={"renew_seconds": renewed - begun})
 
 
-class BesideWait(Steady):
-    """The same, while another client waits for very many keys."""
+class Cancels(Operations):
+    """A client that gives up waits, while another one waits for very many keys."""
 
-    def connect(self) -> None:
+    clients_class = CLIENTS
+
+    def open(self) -> None:
         waiter = self.resources.enter_context(connect(self.target.port, TORCH))
         converse(waiter, TORCH.wait_for_missing(keys_of(MANY_KEYS, "absent")))
-        super().connect()
+        super().open()
 
 
 # New clients: beside others that are busy, and very many at the same moment
-
-
-class Accepts(Session):
-    """New clients that arrive while others are busy, with `per_request` requests in flight each.
-
-    On a machine of two cores the new clients take time from the process of the busy ones. If each of those
-    has only one request in flight, the server may then be idle for a moment, and accept at its leisure: torch
-    takes anything from 0.05 to 2 seconds. With a few requests each, the server stays busy throughout.
-    """
-
-    def __init__(self, target: Target, measurement: Measurement, per_request: int) -> None:
-        super().__init__(target, measurement)
-        self.per_request = per_request
-
-    def open(self) -> None:
-        ask_once(self.target, self.target.dialect.store(KEY, VALUE))
-        self.busy = Busy(self.resources, self.target, BUSY_CLIENTS)
-        self.crowd = WideSwarm()
-        self.resources.callback(self.crowd.leave)
-        self.measure(NEW_CLIENTS // 10)
-
-    def round(self) -> Sample:
-        return self.measure(NEW_CLIENTS)
-
-    def measure(self, count: int) -> Sample:
-        """Let that many new clients arrive, and leave again."""
-        files = self.target.open_files()
-        self.crowd.gather(self.target.dialect, self.target.port, count)
-        self.busy.begin(get, self.per_request)
-        time.sleep(0.2)  # all of the busy clients are in full swing by then
-        sample = self.metered(lambda: load_of([self.crowd.arrive(ANSWER_LIMIT_S)]))
-        busy = self.busy.end()
-        self.crowd.leave()
-        self.target.await_open_files(files)
-        return replace(sample, load_share=max(sample.load_share or 0.0, busy.share))
 
 
 class Storm(Session):
@@ -140,8 +122,10 @@ class Storm(Session):
     So the time comes in whole seconds, and differs much from round to round.
     """
 
+    processes = STORM_PROCESSES
+
     def open(self) -> None:
-        self.crowds = [start(self.resources, SWARM, "a crowd") for _ in range(STORM_PROCESSES)]
+        self.crowds = [Worker(self.resources, CROWD) for _ in range(self.processes)]
         self.measure(NEW_CLIENTS)
 
     def round(self) -> Sample:
@@ -149,24 +133,70 @@ class Storm(Session):
 
     def measure(self, count: int) -> Sample:
         """Let that many clients arrive, and leave again."""
-        target = self.target
-        files, resident = target.open_files(), target.resident_bytes()
-        order: dict[str, Any] = {"port": target.port, "dialect": target.dialect}
-        ask_all(self.crowds, ANSWER_LIMIT_S, do="gather", count=count // STORM_PROCESSES, **order)
+        resident = self.target.resident_bytes()
+        self.gather(count)
         dropped = dropped_connects()
-        answers: list[Answer] = []
+        turned_away: list[int] = []
 
         def arrive() -> Load:
-            answers.extend(ask_all(self.crowds, ANSWER_LIMIT_S, do="arrive", limit_s=ANSWER_LIMIT_S))
-            return load_of(answers)
+            answers = self.crowd("arrive", limit_s=ANSWER_LIMIT_S)
+            turned_away.extend(count for _, count in answers)
+            return together([load for load, _ in answers])
 
         sample = self.metered(arrive)
-        sample.extras["dropped"] = dropped_connects() - dropped
-        sample.extras["turned_away"] = sum(answer["turned_away"] for answer in answers)
-        memory = (target.resident_bytes() - resident) / count
-        ask_all(self.crowds, ANSWER_LIMIT_S, do="leave")
-        target.await_open_files(files)
+        sample.extras.update(dropped=dropped_connects() - dropped, turned_away=sum(turned_away))
+        memory = (self.target.resident_bytes() - resident) / count
+        self.crowd("leave")
+        self.target.await_quiet()
         return replace(sample, memory=memory)
+
+    def gather(self, count: int) -> None:
+        place = {"dialect": self.target.dialect, "port": self.target.port}
+        self.crowd("gather", **place, count=count // len(self.crowds))
+
+    def crowd(self, do: str, **arguments: object) -> list[Any]:
+        """Give an order to all of the crowd."""
+        return outcomes([each.order(do, **arguments) for each in self.crowds], ANSWER_LIMIT_S)
+
+
+class Accepts(Operations):
+    """New clients that arrive while others are busy, with `per_request` requests in flight each.
+
+    On a machine of two cores the new clients take time from the process of the busy ones. If each of those
+    has only one request in flight, the server may then be idle for a moment, and accept at its leisure: torch
+    takes anything from 0.05 to 2 seconds. With a few requests each, the server stays busy throughout.
+    """
+
+    clients_class = CLIENTS
+
+    def __init__(self, target: Target, measurement: Measurement, per_request: int) -> None:
+        super().__init__(target, measurement, BUSY_CLIENTS, "GET", per_request)
+
+    def open(self) -> None:
+        super().open()
+        self.crowd = Worker(self.resources, CROWD)
+        self.measure(NEW_CLIENTS // 10)
+
+    def round(self) -> Sample:
+        return self.measure(NEW_CLIENTS)
+
+    def measure(self, count: int) -> Sample:
+        """Let that many new clients arrive, and leave again."""
+        place = {"dialect": self.target.dialect, "port": self.target.port}
+        self.crowd.ask(ANSWER_LIMIT_S, "gather", **place, count=count)
+        with tempfile.TemporaryDirectory() as folder:
+            end = Path(folder, "end")
+            busy = [worker.order("ask_until", path=end, **self.asked) for worker in self.workers]
+            time.sleep(0.2)  # all of the busy clients are in full swing by then
+            sample = self.metered(lambda: self.crowd.ask(ANSWER_LIMIT_S, "arrive", limit_s=ANSWER_LIMIT_S)[0])
+            end.touch()
+            share = together(outcomes(busy, ANSWER_LIMIT_S)).share
+        self.crowd.ask(ANSWER_LIMIT_S, "leave")
+        self.target.await_quiet()
+        return replace(sample, load_share=max(sample.load_share or 0.0, share))
+
+    def value(self, load: Load) -> float:
+        return load.seconds
 
 
 def dropped_connects() -> int:
@@ -191,11 +221,9 @@ def values_of(count: int, generation: int = 0) -> list[bytes]:
 class Bulk(Session):
     """One client, and a request with many keys."""
 
-    @property
-    def dialect(self) -> WideDialect:
-        """With requests of many keys."""
-        assert isinstance(self.target.dialect, WideDialect)
-        return self.target.dialect
+    def __init__(self, target: Target, measurement: Measurement) -> None:
+        super().__init__(target, measurement)
+        self.dialect = REDIS if target.dialect is REDIS else TORCH
 
     def open(self) -> None:
         self.keys = keys_of(MANY_KEYS)
@@ -213,9 +241,11 @@ class Bulk(Session):
         """Send the request and check its reply."""
 
         def ask() -> Load:
-            watch = Stopwatch()
+            load = Load()
             converse(self.client, exchange)
-            return watch.stop(1)
+            load.stop(1)
+            load.taken.append(load.seconds)
+            return load
 
         return self.metered(ask)
 
@@ -256,34 +286,25 @@ CHUNK: Final = 1 << 20
 def converse(client: socket.socket, exchange: Exchange) -> None:
     """Send a request of any size while its reply is read and checked: neither side can block the other."""
     reply = bytearray()
-    size = len(exchange.reply)
     unsent = memoryview(exchange.request)
     client.setblocking(False)
     poll = select.poll()
     poll.register(client, select.POLLIN | select.POLLOUT)
-    while unsent or len(reply) < size:
+    while unsent or len(reply) < len(exchange.reply):
         ready = poll.poll(ANSWER_LIMIT_S * 1000)
         if not ready:
             raise BenchError("a big request got no answer in time")
-        try:
-            if ready[0][1] & select.POLLOUT and unsent:
-                unsent = unsent[client.send(unsent[:CHUNK]) :]
-                if not unsent:
-                    poll.modify(client, select.POLLIN)
-            if ready[0][1] & ~select.POLLOUT:
-                _take(client, reply)
-        except OSError as error:
-            raise BenchError(f"a big request lost its connection: {error}") from error
+        if ready[0][1] & select.POLLOUT and unsent:
+            unsent = unsent[client.send(unsent[:CHUNK]) :]
+            if not unsent:
+                poll.modify(client, select.POLLIN)
+        if ready[0][1] & ~select.POLLOUT:
+            piece = client.recv(CHUNK)
+            if not piece:
+                raise BenchError("a connection was closed before its reply was complete")
+            reply += piece
     if reply != exchange.reply:
         raise BenchError(f"a request of {len(exchange.request):,} bytes got a wrong answer")
-
-
-def _take(client: socket.socket, reply: bytearray) -> None:
-    """Add what has arrived to the reply."""
-    piece = client.recv(CHUNK)
-    if not piece:
-        raise BenchError("a connection was closed before its reply was complete")
-    reply += piece
 
 
 # With real clients of torch
@@ -292,24 +313,17 @@ def _take(client: socket.socket, reply: bytearray) -> None:
 class Tutorial(Session):
     """Ranks with real clients of torch. Rank 0 makes the server itself, so there is none beforehand."""
 
-    host: Worker | None = None
-
     def start(self) -> None:
         """Nothing to do."""
 
     def open(self) -> None:
-        """Nothing to do: all happens in a round."""
+        self.host = start_with_torch(self.resources, "benchmarks.torch_processes:TutorialHost")
 
     def time(self, barriers: int) -> dict[str, Any]:
         """The times of the constructor, `init`, and of each `barrier`, as rank 0 sees them."""
         order = {"target": self.target.name, "ranks": self.measurement.ranks, "barriers": barriers}
-        if not self.host:
-            self.host = start_with_torch(
-                self.resources, "benchmarks.torch_processes:TutorialHost", "torch's host"
-            )
-        times: dict[str, Any] = self.host.ask(
-            TUTORIAL_LIMIT_S, do="tutorial", **order, limit_s=TUTORIAL_LIMIT_S
-        )
+        limit = TUTORIAL_LIMIT_S
+        times: dict[str, Any] = self.host.ask(2 * limit, "tutorial", **order, limit_s=limit)
         return times
 
 

@@ -11,10 +11,9 @@ from textwrap import TextWrapper
 from typing import Final
 
 from benchmarks import figures, tables
-from benchmarks.results import merge_targets
+from benchmarks.results import merge_targets, sizes
 from benchmarks.targets import REDIS, RELAY
-from rallypoint.bench.results import Results
-from rallypoint.bench.tables import LEGEND, facts, held_back
+from rallypoint.bench.results import LEGEND, NAMES, Results
 from rallypoint.errors import RallypointError
 
 COMMAND: Final = "python -m benchmarks page RESULT.json --output docs/benchmarks.md"
@@ -55,7 +54,7 @@ def page(results: Results, drawn: Mapping[str, str]) -> str:
         "# Benchmarks",
         *_introduction(results),
         *(part for command in tables.commands(results) for part in _section(results, command, drawn)),
-        *_list("Held back by the load", [_escape(line) for line in held_back(results)]),
+        *_list("Held back by the load", [_escape(line) for line in results.held_back()]),
         *_list("Faults", [_escape(line) for line in results.faults()]),
         *_list("Notes", [_escape(line) for line in results.notes]),
         "## How to reproduce",
@@ -71,7 +70,7 @@ def _introduction(results: Results) -> Iterator[str]:
         yield _wrap(f"Measured: {targets}. They took turns under the same loads, on one machine.")
     if results.interrupted:
         yield "**The run was interrupted, and is not complete.**"
-    yield _table(["", ""], facts(results), names=2)
+    yield _table([("", ""), *results.facts()], ("", ""))
     yield _wrap(LEGEND)
 
 
@@ -80,7 +79,7 @@ def _section(results: Results, command: str, drawn: Mapping[str, str]) -> Iterat
         yield f"### {sheet.title}" if number else f"## {sheet.title}"
         if command in drawn and number == 0:
             yield f"![{_escape(alt_text(results, command))}]({drawn[command]})"
-        yield _table(sheet.columns, [row for section in sheet.sections for row in section], sheet.names)
+        yield _table(sheet.rows)
         if sheet.remarks:
             yield "\n".join(_item(_escape(remark)) for remark in sheet.remarks)
 
@@ -133,7 +132,7 @@ def _limits(results: Results, drawn: Mapping[str, str]) -> Iterator[str]:
         )
     if REDIS in targets:
         yield "redis is compared by equivalent operations, but its semantics are others."
-    only_relayed = [each.ranks for each in results.sizes("init") if list(each.entries) == [RELAY]]
+    only_relayed = [each.ranks for each in sizes(results, "init") if list(each.entries) == [RELAY]]
     if only_relayed and len(targets) > 1:
         yield (
             "Ranks beyond what one process may hold in open files go through relays: there is no other "
@@ -144,9 +143,14 @@ def _limits(results: Results, drawn: Mapping[str, str]) -> Iterator[str]:
 # Markdown
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> str:
-    rules = ["---" if number < names else "---:" for number in range(len(columns))]
-    lines = [columns, rules, *([_escape(cell) for cell in row] for row in rows)]
+_NAMES: Final = (*NAMES, "per rank")
+
+
+def _table(rows: Sequence[Sequence[str]], names: Sequence[str] = _NAMES) -> str:
+    """A table whose first row has the headings; columns that are no names are figures."""
+    columns, *others = rows
+    rules = ["---" if column in names else "---:" for column in columns]
+    lines = [columns, rules, *([_escape(cell) for cell in row] for row in others)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -1,20 +1,21 @@
-"""All measurements, and what of them this machine can do."""
+"""All measurements."""
 
 from __future__ import annotations
 
+import platform
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import psutil
+
 from benchmarks import loads, targets
-from benchmarks.dialects import TORCH
-from rallypoint.bench import machine, planning
-from rallypoint.bench.clients import Dialect, Exchange
-from rallypoint.bench.contest import Measurement
-from rallypoint.bench.loads import MEASUREMENTS, ComingUp
-from rallypoint.bench.planning import BenchPlan, Wish
-from rallypoint.store.machine import interfaces
+from rallypoint.bench.contest import Measurement, absences
+from rallypoint.bench.loads import MEASUREMENTS, RANKS, ComingUp
+from rallypoint.store.machine import interfaces, ports
 
 COMMANDS: Final = ("init", "barrier", "ops", "accept", "bulk", "wakeup", "restart")
 """In the order of the tables."""
@@ -28,7 +29,6 @@ AS_IS_RANKS: Final = 256
 STALLING_RANKS: Final = 64
 """Where look-ups take seconds: torch's server does one for every rank."""
 
-_SIZES: Final = (1_024, 4_096, 16_384)
 _RESTART: Final = "ranks leave, the store is made anew, they come back and pass a barrier"
 _SPREAD: Final = {
     targets.RELAY: "here all relays would start in a few processes, and not each on its machine"
@@ -40,9 +40,9 @@ _CANCEL: Final = f"a wait is given up beside a wait for {_KEYS}"
 _NO_CANCEL: Final = {targets.REDIS: "it has no such thing"}
 
 
-def give_up(_: Dialect, __: int, ___: int) -> Exchange:
-    """Each waits for a key that nobody sets, and gives up."""
-    return TORCH.give_up(b"/bench/missing")
+def _simulated(each: Measurement) -> Measurement:
+    session = loads.ComingUpBehindRelays if each.name == "init" else each.session
+    return replace(each, session=session, sizes=(*each.sizes, MOST_RANKS) if each.sizes else ())
 
 
 def _accept(name: str, load: str, per_request: int, rounds: int) -> Measurement:
@@ -54,21 +54,12 @@ def _accept(name: str, load: str, per_request: int, rounds: int) -> Measurement:
     )
 
 
-_CANCELS: Final = partial(loads.BesideWait, ask=give_up, count=1)
+_CANCELS: Final = partial(loads.Cancels, operation="CANCEL", count=1)
 
 TABLE: Final = (
-    *(replace(each, sizes=(*each.sizes, MOST_RANKS) if each.sizes else ()) for each in MEASUREMENTS),
-    Measurement(
-        "wakeup",
-        "wakeup",
-        "ranks wait for one key, which is set",
-        loads.Wakeups,
-        sizes=_SIZES,
-        quick_sizes=(4_096,),
-    ),
-    Measurement(
-        "restart", "restart", _RESTART, loads.Restarts, unfit=_SPREAD, sizes=_SIZES, quick_sizes=(4_096,)
-    ),
+    *map(_simulated, MEASUREMENTS),
+    Measurement("wakeup", "wakeup", "ranks wait for one key, which is set", loads.Wakeups, sizes=RANKS),
+    Measurement("restart", "restart", _RESTART, loads.Restarts, unfit=_SPREAD, sizes=RANKS),
     _accept("accept", "one GET", 1, rounds=15),  # short ones, which differ much
     _accept("accept-pipelined", f"{loads.BUSY_PIPELINED} GETs", loads.BUSY_PIPELINED, rounds=3),
     Measurement(
@@ -95,24 +86,25 @@ _REAL_CLIENTS: Final = (
 )
 
 
-def make_plan(wish: Wish) -> BenchPlan:
-    """The measurements asked for that can be done here; UsageError if there are none."""
+def make_table(
+    commands: Sequence[str], wished: Sequence[str], quick: bool
+) -> tuple[list[Measurement], list[str]]:
+    """The measurements of some commands with these targets, in the commands' order; and notes on them."""
     notes: list[str] = []
-    wished = [name for name in wish.targets if name in targets.TARGETS]
-    present = [name for name in wished if name not in planning.absences(wished, targets.TARGETS)]
-    beside = list(_beside_torch(wish, present, notes)) if any(map(_is_torchs, present)) else []
-    plan = planning.make_plan(wish, [*TABLE, *beside], targets.TARGETS)
-    plan.notes += notes
-    return plan
+    missing = absences([name for name in wished if name in targets.TARGETS], targets.TARGETS)
+    present = [name for name in wished if name not in missing]
+    beside = (
+        _beside_torch(commands, present, quick, notes) if any("torch-" in each for each in present) else ()
+    )
+    table = [*TABLE, *beside]
+    return [each for command in commands for each in table if each.command == command], notes
 
 
-def _is_torchs(name: str) -> bool:
-    return name.startswith("torch-")
-
-
-def _beside_torch(wish: Wish, present: Sequence[str], notes: list[str]) -> Iterator[Measurement]:
+def _beside_torch(
+    commands: Sequence[str], present: Sequence[str], quick: bool, notes: list[str]
+) -> Iterator[Measurement]:
     """Look-ups are timed only for a measurement that does them."""
-    if "init" in wish.commands:
+    if "init" in commands:
         found = interfaces.time_look_ups()
         effect = "; torch's server as it comes does one for every rank" if found.stall else ""
         notes.append(f"{found}{effect}")
@@ -125,8 +117,33 @@ def _beside_torch(wish: Wish, present: Sequence[str], notes: list[str]) -> Itera
             rounds=rounds,
             ranks=size,
         )
-    most = int(machine.available_bytes() * 0.8) // REAL_RANK_BYTES
-    real = min(QUICK_REAL_RANKS if wish.quick else REAL_RANKS, max(2, most))
+    most = int(psutil.virtual_memory().available * 0.8) // REAL_RANK_BYTES
+    real = min(QUICK_REAL_RANKS if quick else REAL_RANKS, max(2, most))
     able = tuple(name for name in loads.TUTORIAL_TARGETS if name in present)
     for each in _REAL_CLIENTS:
         yield replace(each, targets=able, ranks=real)
+
+
+# What it is measured on, in words
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "unknown")
+
+
+def python_build() -> str:
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    optimised = "with" if "--enable-optimizations" in arguments else "without"
+    return f"{platform.python_version()}, built {optimised} --enable-optimizations"
+
+
+def limits() -> dict[str, str]:
+    """The limits of this system that bound the measurements, but for open files."""
+    low, high = ports.client_ports()
+    return {
+        "backlog (somaxconn)": str(ports.accept_backlog()),
+        "SYN backlog": str(ports.syn_backlog()),
+        "ports for clients": f"{high - low + 1:,}",
+    }

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
 import socket
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any
 
 from rallypoint.bench.results import BenchError
 from rallypoint.errors import RallypointError
 from rallypoint.store.machine.ports import client_ports
 from rallypoint.store.relay.core.relay import RelayCore
-from rallypoint.store.relay.finding import StoreAddress, find_upstream
+from rallypoint.store.relay.reaching import StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.loops.backend import Choice, make_loop
 from rallypoint.store.server.loops.pump import TICK_SECONDS
@@ -71,11 +71,7 @@ class RelayHost:
         self._loop.run()
 
     def _on_order(self) -> None:
-        try:
-            order = self._line.recv()
-        except EOFError:
-            self._loop.stop()
-            return
+        order = self._line.recv()
         try:
             getattr(self, order.pop("do"))(**order)
         except (RallypointError, OSError) as error:
@@ -137,9 +133,18 @@ class RelayHost:
             self._loop.later(CHECK_S, lambda: self._await(what, left, then, deadline))
 
 
-def serve(line: Connection) -> NoReturn:
-    """Be the process of a worker: carry out orders until there are no more."""
-    settle_in(logging.WARNING)
-    RelayHost(line).run()
-    sys.stdout.flush()
-    os._exit(0)  # to close every socket by itself takes seconds
+class RelayProcess:
+    """A worker with relays, whose loop has a thread of its own."""
+
+    def __init__(self) -> None:
+        settle_in(logging.WARNING)
+        self._line, theirs = Pipe()
+        threading.Thread(target=lambda: RelayHost(theirs).run(), daemon=True).start()
+
+    def lead(self, **order: object) -> Any:
+        """Let the host call the method `do`, with its arguments."""
+        self._line.send(order)
+        answer = self._line.recv()
+        if isinstance(answer, BenchError):
+            raise answer
+        return answer

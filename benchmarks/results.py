@@ -36,6 +36,11 @@ def read(path: Path) -> Results:
     return from_json(text, str(path))
 
 
+def sizes(results: Results, name: str) -> list[Record]:
+    """The records of that name, smallest first."""
+    return sorted((each for each in results.records if each.name == name), key=lambda each: each.ranks)
+
+
 def merge_targets(records: Iterable[Record]) -> list[str]:
     """All targets that were measured, in the order of their first appearance."""
     return list(dict.fromkeys(name for record in records for name in record.entries))
@@ -47,7 +52,7 @@ def costs_per_rank(results: Results, name: str, target: str, figure: str = "valu
     CPU time and memory are measured per operation and connection, which is per rank already.
     """
     costs = {}
-    for record in results.sizes(name):
+    for record in sizes(results, name):
         found = record.entries[target].figure(figure) if target in record.entries else None
         if found:
             costs[record.ranks] = found / record.ranks if figure == "value" else found

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from rich.console import Console
-
-from benchmarks.results import costs_per_rank, exponent, merge_targets
+from benchmarks.results import costs_per_rank, exponent, merge_targets, sizes
 from rallypoint import text
-from rallypoint.bench.results import Results, Spread, Unit
-from rallypoint.bench.tables import (
+from rallypoint.bench.results import (
     NAMES,
     NOTHING,
-    Columns,
+    Record,
+    Results,
     Say,
     Sheet,
-    figure_cell,
+    Spread,
+    Unit,
+    figure_text,
     main_sheet,
     make_sheet,
-    print_line,
-    print_list,
-    print_sheet,
-    records_of,
-    say,
-    with_quartiles,
+    names_of,
     words_of,
 )
 
@@ -40,17 +35,16 @@ TITLES: Final = {
 }
 """The commands, in the order in which they are shown."""
 
-_FURTHER: Final[Columns] = {
-    **NAMES,
-    "messages at the server": figure_cell("messages", text.count),
-    "relays": figure_cell("relays", text.count),
-    "CPU of the relays": figure_cell("relays_cpu", text.fine_duration),
-    "memory of the relays": figure_cell("relays_bytes", text.size),
-    "with the start of all processes": figure_cell("whole_seconds", text.fine_duration),
-    "until the store was new": figure_cell("renew_seconds", text.fine_duration),
-    "CPU of the ranks": figure_cell("swarm_cpu", text.fine_duration),
-    "connects dropped": figure_cell("dropped", text.count),
-    "connections reset": figure_cell("turned_away", text.count),
+_FURTHER: Final[dict[str, tuple[str, Say]]] = {
+    "messages": ("messages at the server", text.count),
+    "relays": ("relays", text.count),
+    "relays_cpu": ("CPU of the relays", text.fine_duration),
+    "relays_bytes": ("memory of the relays", text.size),
+    "whole_seconds": ("with the start of all processes", text.fine_duration),
+    "renew_seconds": ("until the store was new", text.fine_duration),
+    "swarm_cpu": ("CPU of the ranks", text.fine_duration),
+    "dropped": ("connects dropped", text.count),
+    "turned_away": ("connections reset", text.count),
 }
 """Figures that only some loads have."""
 
@@ -66,46 +60,41 @@ _GROWING: Final[dict[str, tuple[str, Say]]] = {
 
 def commands(results: Results) -> list[str]:
     """The commands that have records."""
-    return [name for name in TITLES if any(record.command == name for record in results.records)]
+    return [name for name in TITLES if results.of_command(name)]
 
 
 def sheets(results: Results, command: str) -> list[Sheet]:
     """All tables of a command that have anything in them."""
-    records = records_of(results, command)
+    records = results.of_command(command)
     further = [
-        [
-            [cell(record, entry) for cell in _FURTHER.values()]
-            for entry in record.entries.values()
-            if any(sample.extras for sample in entry.samples)
-        ]
+        [*names_of(record, entry), *(figure_text(entry, name, each[1]) for name, each in _FURTHER.items())]
         for record in records
+        for entry in record.entries.values()
+        if any(sample.extras for sample in entry.samples)
     ]
-    names = [name for name in dict.fromkeys(each.name for each in records) if len(results.sizes(name)) > 1]
+    headings = [*NAMES, *(heading for heading, _ in _FURTHER.values())]
     found = (
         main_sheet(results, command, TITLES[command]),
-        make_sheet(f"{command}: further figures", _FURTHER, further),
-        _growth(results, command, names),
+        make_sheet(f"{command}: further figures", [headings, *further]),
+        make_sheet(f"{command}: growth with the ranks; exponent 1 is linear", _growth(results, records)),
     )
-    return [sheet for sheet in found if sheet.sections]
+    return [sheet for sheet in found if len(sheet.rows) > 1]
 
 
-def _growth(results: Results, command: str, names: Sequence[str]) -> Sheet:
-    """Costs per rank; a rate is no cost."""
-    sizes = sorted({record.ranks for name in names for record in results.sizes(name)})
-    columns = ["record", "target", "per rank", *(f"{size:,} ranks" for size in sizes), "exponent"]
-    sections = [
-        list(_growth_rows(results, name, sizes)) for name in names if results.sizes(name)[0].unit == "time"
-    ]
-    return make_sheet(f"{command}: growth with the ranks; exponent 1 is linear", columns, sections)
-
-
-def _growth_rows(results: Results, name: str, sizes: Sequence[int]) -> Iterator[list[str]]:
-    for target in merge_targets(results.sizes(name)):
-        for figure, (heading, in_words) in _GROWING.items():
-            costs = costs_per_rank(results, name, target, figure)
-            if len(costs) > 1:
-                cells = (say(costs.get(size), in_words) for size in sizes)
-                yield [name, target, heading, *cells, f"{exponent(costs):.2f}"]
+def _growth(results: Results, records: Sequence[Record]) -> list[list[str]]:
+    """Costs per rank, of what was measured at several sizes; a rate is no cost."""
+    names = dict.fromkeys(each.name for each in records if each.unit == "time")
+    by_name = {name: found for name in names if len(found := sizes(results, name)) > 1}
+    ranks = sorted({record.ranks for found in by_name.values() for record in found})
+    rows = [["record", "target", "per rank", *(f"{size:,} ranks" for size in ranks), "exponent"]]
+    for name, found in by_name.items():
+        for target in merge_targets(found):
+            for figure, (heading, in_words) in _GROWING.items():
+                costs = costs_per_rank(results, name, target, figure)
+                if len(costs) > 1:
+                    cells = (in_words(costs[size]) if size in costs else NOTHING for size in ranks)
+                    rows.append([name, target, heading, *cells, f"{exponent(costs):.2f}"])
+    return rows
 
 
 # Two runs side by side
@@ -157,34 +146,31 @@ def _compared(key: _Key, a: Spread, b: Spread) -> dict[str, Any]:
     return {**row, "a": asdict(a), "b": asdict(b), "ratio": ratio}
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]]) -> Sheet:
-    sections: dict[tuple[str, int], list[list[str]]] = {}
-    for row in rows:
-        both = (with_quartiles(Spread(**row[each]), words_of(row["unit"])) for each in "ab")
-        cells = [
+def comparison(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    """The rows of a comparison as a table."""
+    cells = [
+        [
             row["record"],
             f"{row['ranks']:,}" if row["ranks"] else NOTHING,
             row["target"],
-            *both,
+            *(with_quartiles(Spread(**row[each]), words_of(row["unit"])) for each in "ab"),
             text.times(row["ratio"]),
         ]
-        sections.setdefault((row["record"], row["ranks"]), []).append(cells)
+        for row in rows
+    ]
     remark = (
         "The ratio is that of the medians, B to A: above 1, B is better. Where the quartiles of A and B "
         "overlap, noise alone may be the difference."
     )
-    columns = [*NAMES, "A", "B", "B to A"]
-    return make_sheet("B against A: medians, with quartiles", columns, sections.values(), [remark])
+    return make_sheet(
+        "B against A: medians, with quartiles", [[*NAMES, "A", "B", "B to A"], *cells], [remark]
+    )
 
 
-def print_comparison(a: Results, b: Results, console: Console) -> None:
-    """The comparison as a table, and what limits it."""
-    found = compare(a, b)
-    for name in "ab":
-        print_line(f"{name.upper()}: {found[name]['started']}, {found[name]['command']}", console)
-    facts = [f"{each['name']}: A {each['a']}, B {each['b']}" for each in found["differences"]]
-    print_list("A and B did not run under the same conditions:", facts, console)
-    if found["rows"]:
-        print_sheet(_comparison(found["rows"]), console)
-    print_list("Only in A:", found["only_a"], console)
-    print_list("Only in B:", found["only_b"], console)
+def with_quartiles(spread: Spread, in_words: Say) -> str:
+    """A median with its quartiles; alone if they are the same to the reader."""
+    median, lower, upper = in_words(spread.median), in_words(spread.lower), in_words(spread.upper)
+    if lower == median == upper:
+        return median
+    number, _, unit = lower.rpartition(" ")
+    return f"{median} ({number if number and upper.endswith(f' {unit}') else lower} to {upper})"

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
+from unittest import mock
 
 import psutil
 
 from benchmarks import dialects
-from rallypoint.bench import machine
-from rallypoint.bench.clients import HOST, connect
+from benchmarks.clients import connect
+from rallypoint.bench import targets
+from rallypoint.bench.clients import HOST, Place
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.swarm import RanksAt
-from rallypoint.bench.targets import START_LIMIT_S, OurLibuv, OurTarget, Target, TorchTarget, environment
-from rallypoint.bench.workers import Worker, ask_all, ask_each, end_with_parent, start
+from rallypoint.bench.targets import (
+    START_LIMIT_S,
+    OurLibuv,
+    Target,
+    TorchTarget,
+    cpu_seconds,
+    most_connections,
+)
+from rallypoint.bench.workers import Worker, end_with_parent, outcomes
 from rallypoint.store.relay.store_with_workers import auto_workers
 
 REDIS_PROGRAM: Final = "redis-server"
@@ -37,24 +45,10 @@ FILES_PER_RELAY: Final = 2
 """A relay has one file to listen, and one upstream."""
 
 
-class Ours(OurTarget):
-    """A server of ours, with all that can be asked of it."""
-
-    dialect = dialects.TORCH
-
-
-class OursOnUvloop(OurLibuv):
-    """The same, on uvloop."""
-
-    dialect = dialects.TORCH
-
-
-class _ByName(OursOnUvloop):
+class _ByName(OurLibuv):
     """A server on uvloop that takes part only if it is asked for."""
 
-    def __init__(self, name: str, ranks: int = 0) -> None:
-        super().__init__(name, ranks)
-        self.backend = "libuv"
+    backend = "libuv"
 
     def pids(self) -> list[int]:
         return [self.pid, *(child.pid for child in psutil.Process(self.pid).children())]
@@ -70,29 +64,24 @@ class Pure(_ByName):
     """A server without its compiled modules."""
 
     def start(self) -> None:
-        with environment({"RALLYPOINT_PURE": "1"}):
+        with mock.patch.dict(os.environ, {"RALLYPOINT_PURE": "1"}):
             super().start()
 
 
 class Torchs(TorchTarget):
     """A server of torch's that can make its store anew."""
 
-    dialect = dialects.TORCH
     server_class = "benchmarks.torch_processes:RenewableServer"
 
     def renew(self) -> None:
         """In the same process: it drops its store and makes another, as a job that starts again does."""
-        self._worker.ask(START_LIMIT_S, do="renew")
+        self.worker.ask(START_LIMIT_S, "renew")
 
 
-class TorchAsIs(Torchs):
+class TorchAsIs(TorchTarget):
     """A server of torch's as it comes: on a socket that it makes itself."""
 
-    as_is = True
-
-    def __init__(self, name: str, ranks: int = 0) -> None:
-        super().__init__(name, ranks)
-        self.backend = name.split("-")[1]
+    server_class = "benchmarks.torch_processes:ServerAsIs"
 
 
 def renew(target: Target) -> None:
@@ -119,7 +108,7 @@ class RedisTarget(Target):
             "appendonly": "no",
             "protected-mode": "no",
             "tcp-backlog": "65535",
-            "maxclients": str(machine.most_connections()),
+            "maxclients": str(most_connections()),
         }
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         with tempfile.TemporaryFile() as log:
@@ -132,17 +121,13 @@ class RedisTarget(Target):
                 preexec_fn=end_with_parent,
             )
             self.pid = self._process.pid
+            self.resources.callback(self._process.wait)
+            self.resources.callback(self._process.kill)
             if not self._is_ready():
                 self.stop()
                 log.seek(0)
                 said = log.read().decode(errors="replace")[-500:]
                 raise BenchError(f"{REDIS_PROGRAM} did not start on port {self.port}: {said}")
-
-    def stop(self) -> None:
-        if self.pid:
-            self._process.kill()
-            self._process.wait()
-        self.pid = 0
 
     def _is_ready(self) -> bool:
         deadline = time.monotonic() + _REDIS_START_S
@@ -161,78 +146,78 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-class BehindRelays(OursOnUvloop):
+class BehindRelays(OurLibuv):
     """A server of ours, and a relay for each machine of a job, many in a process.
 
     A load without ranks has one relay, which all of its clients connect to.
     """
 
-    is_relayed = True
+    backend = "libuv"
 
     def __init__(self, name: str, ranks: int = 0) -> None:
         super().__init__(name, ranks)
-        self.backend = "libuv"
         self.per_relay = ranks_per_relay(ranks)
         self.relays = -(-ranks // self.per_relay) or 1
-        self._resources = ExitStack()
         self._hosts: list[Worker] = []
-        self._places: list[RanksAt] = []
+        self._places: list[Place] = []
+
+    @classmethod
+    def hindrance(cls, _: int) -> str:
+        return ""  # its ranks are not bounded by the files of one process
 
     def start(self) -> None:
+        begun = time.monotonic()
         super().start()
         files = self.relays * (FILES_PER_RELAY + self.per_relay)
-        count = -(-files // machine.most_connections())
-        for number in range(count):
-            name = f"relays, process {number + 1}"
-            self._hosts.append(start(self._resources, "benchmarks.relays:serve", name))
+        count = -(-files // most_connections())
+        self._hosts = [Worker(self.resources, "benchmarks.relays:RelayProcess") for _ in range(count)]
         # An address for each process: 127.0.0.0/8 is all this machine's.
         addresses = [f"127.0.{number // 250}.{1 + number % 250}" for number in range(count)]
-        order = {"do": "start", "upstream": (HOST, self.port), "limit_s": START_LIMIT_S}
+        order = {"upstream": (HOST, self.port), "limit_s": START_LIMIT_S}
         orders = [
-            {**order, "host": address, "count": self.relays // count + (number < self.relays % count)}
-            for number, address in enumerate(addresses)
+            host.order(
+                "lead", do="start", **order, host=address, count=len(range(number, self.relays, count))
+            )
+            for number, (host, address) in enumerate(zip(self._hosts, addresses, strict=True))
         ]
         left = self.ranks
-        for address, ports in zip(addresses, ask_each(self._hosts, START_LIMIT_S, orders), strict=True):
+        for address, ports in zip(addresses, outcomes(orders, START_LIMIT_S), strict=True):
             for port in ports:
-                self._places.append((address, port, "", min(left, self.per_relay)))
+                self._places.append((address, port, min(left, self.per_relay)))
                 left -= self.per_relay
         if not self.ranks:
             self.port = self._places[0][1]
+        self.start_seconds = time.monotonic() - begun
 
-    def stop(self) -> None:
-        self._resources.close()
-        super().stop()
-
-    def places(self, ranks: int) -> list[RanksAt]:
-        assert ranks == self.ranks
+    def places(self) -> list[Place]:
         return self._places
 
     def settle(self) -> None:
-        ask_all(self._hosts, START_LIMIT_S, do="settle")
+        self._lead("settle")
 
-    def counters(self) -> dict[str, float]:
-        return {
-            "relays_cpu": sum(machine.cpu_seconds(host.pid) for host in self._hosts),
-            "messages": sum(ask_all(self._hosts, START_LIMIT_S, do="messages")),
-        }
+    def spent(self) -> dict[str, float]:
+        relays_cpu = sum(cpu_seconds(host.pid) for host in self._hosts)
+        return {**super().spent(), "relays_cpu": relays_cpu, "messages": sum(self._lead("messages"))}
 
     def size(self) -> dict[str, float]:
-        resident = sum(machine.resident_bytes(host.pid) for host in self._hosts)
+        """Further figures while its ranks are connected."""
+        resident = sum(psutil.Process(host.pid).memory_info().rss for host in self._hosts)
         return {"relays": self.relays, "relays_bytes": resident}
+
+    def _lead(self, do: str) -> list[Any]:
+        return outcomes([host.order("lead", do=do) for host in self._hosts], START_LIMIT_S)
 
 
 def ranks_per_relay(ranks: int) -> int:
     """Eight; more, if the server could not hold the connections of all relays then."""
     per_relay = PER_RELAY
-    while -(-ranks // per_relay) > machine.most_connections():
+    while -(-ranks // per_relay) > most_connections():
         per_relay *= 2
     return per_relay
 
 
 USUAL: Final[Mapping[str, type[Target]]] = {
-    "rallypoint-libuv": OursOnUvloop,
-    "rallypoint-legacy": Ours,
+    **targets.TARGETS,
     RELAY: BehindRelays,
     "torch-libuv": Torchs,
     "torch-legacy": Torchs,

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _store_based_barrier
 
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import end_with_parent, outcome
+from rallypoint.bench.workers import end_with_parent
 from rallypoint.launch.switches import PATCH_VARIABLE, Patch
-from rallypoint.pytorch.activation import substitute
+from rallypoint.pytorch.autoload import substitute
 from rallypoint.pytorch.peers import HOST, TorchServer, ask_no_name_server, listening_socket
 from rallypoint.pytorch.servers import OwnedServer, owned_at
 
@@ -40,12 +40,19 @@ _END_SECONDS: Final = 10.0
 _FORKING: Final = get_context("fork")
 
 
+class ServerAsIs(TorchServer):
+    """torch's server on a socket of torch's own, with look-ups by the name server."""
+
+    def serve(self, use_libuv: bool, port: int = 0) -> int:
+        return self.make(use_libuv, port)
+
+
 class RenewableServer(TorchServer):
     """torch's server, which can be made anew."""
 
-    def serve(self, use_libuv: bool, as_is: bool = False, port: int = 0) -> int:
-        self._how = use_libuv, as_is
-        return super().serve(use_libuv, as_is, port)
+    def serve(self, use_libuv: bool, port: int = 0) -> int:
+        self._use_libuv = use_libuv
+        return super().serve(use_libuv, port)
 
     def renew(self) -> int:
         """A server on the port that the one before has just left; the last error, if it stays taken."""
@@ -54,7 +61,7 @@ class RenewableServer(TorchServer):
         deadline = time.monotonic() + _BIND_SECONDS
         while True:
             try:
-                return self.serve(*self._how, port)
+                return self.serve(self._use_libuv, port)
             except (OSError, RuntimeError):  # of our socket, and of torch's
                 if time.monotonic() > deadline:
                     raise
@@ -102,7 +109,10 @@ class Fork:
 def _live(line: Connection, work: Callable[..., object], arguments: Sequence[Any]) -> None:
     """A fork from beginning to end: its last message is the outcome of its work."""
     end_with_parent()
-    line.send(outcome(work, line, *arguments))
+    try:
+        line.send(work(line, *arguments))
+    except Exception as error:
+        line.send(BenchError(f"{type(error).__name__}: {error}"))
     signal.pause()
 
 
@@ -131,7 +141,7 @@ class TutorialHost:
     It has to be a single thread: what another one holds locked would stay locked in a fork for ever.
     """
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         for module in ("schemes", "substitution"):
             import_module(f"rallypoint.pytorch.{module}")
         gc.freeze()  # keeps collections from touching, and so copying, what forks share

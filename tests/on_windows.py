@@ -42,17 +42,7 @@ from pathlib import Path
 from windows import laying, packages, wine
 
 _PROJECT = Path(__file__).resolve().parents[1]
-_COPIED = (
-    "src",
-    "tests",
-    "docs",
-    "examples",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "Makefile",
-)
+_COPIED = "src tests docs examples pyproject.toml README.md CHANGELOG.md CONTRIBUTING.md Makefile"
 _TEST_SECONDS = 3000
 _OLDER_TORCHES = ("2.4.1", "2.6.0", "2.8.0", "2.11.0")
 _OF_OLDER = ("tests/client/test_torch_clients.py", "tests/windows/test_older_torch.py")
@@ -133,7 +123,7 @@ def _install_project(site: Path) -> None:
 def _copy_project(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    for name in _COPIED:
+    for name in _COPIED.split():
         if (_PROJECT / name).is_dir():
             shutil.copytree(_PROJECT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -10,10 +10,9 @@ import os
 TYPE_CHECKING = False  # as in typing, which takes almost as long to import as Python takes to start
 
 if TYPE_CHECKING:
-    from rallypoint.client.base import Store
+    from rallypoint.client.base import PrefixStore, Store
     from rallypoint.client.file import FileStore
     from rallypoint.client.local import HashStore
-    from rallypoint.client.prefix import PrefixStore
     from rallypoint.client.rendezvous import Rendezvous, rendezvous
     from rallypoint.client.tcp import TCPStore
     from rallypoint.errors import (
@@ -67,7 +66,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FileStore": "rallypoint.client.file",
     "HashStore": "rallypoint.client.local",
-    "PrefixStore": "rallypoint.client.prefix",
+    "PrefixStore": "rallypoint.client.base",
     "Rendezvous": "rallypoint.client.rendezvous",
     "Store": "rallypoint.client.base",
     "TCPStore": "rallypoint.client.tcp",

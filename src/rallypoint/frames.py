@@ -14,7 +14,7 @@ _Text = Annotated[str, at_most(500)]
 _LIBRARY: Final = re.compile(
     r"^<frozen |^<string>$|(?:^|[/\\])(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3"
     r"|[/\\]lib[/\\](?:runpy|threading|multiprocessing|concurrent|asyncio|importlib|queue|socket|selectors)\b"
-    r"|[/\\]rallypoint[/\\](?:pytorch|client|store)[/\\]|\.so(?:\.[\d.]+)?$|\.dylib$",
+    r"|[/\\]rallypoint[/\\](?:(?:pytorch|client|store|launch|cli)[/\\]|__main__\.py$)|\.so(?:\.[\d.]+)?$|\.dylib$",
     re.IGNORECASE,
 )
 

@@ -37,42 +37,22 @@ def test_the_document_has_what_follows_from_the_rounds() -> None:
 # What is no result
 
 
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(to_json(make_results(make_record("get", "rate", {"redis": [1.0]}))))
-    return document
-
-
-def _broken(*path: str | int, value: object) -> str:
-    """A document in which one thing is another."""
-    document: Any = _document()
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("format",), 2),
+        (("records",), None),
+        (("records", 0, "unit"), "speed"),
+        (("records", 0, "entries", "redis", "samples", 0, "value"), None),
+    ],
+)
+def test_what_is_no_result_is_told_by_the_name_of_its_file(path: tuple[Any, ...], value: object) -> None:
+    document = json.loads(to_json(make_results(make_record("get", "rate", {"redis": [1.0]}))))
     inner = document
     for step in path[:-1]:
         inner = inner[step]
     inner[path[-1]] = value
-    return json.dumps(document)
-
-
-_SAMPLE = ("records", 0, "entries", "redis", "samples", 0)
-
-
-BROKEN = [
-    *("", "{", "[]", "7", "{}", '{"format": 1}'),
-    _broken("format", value=2),
-    _broken("records", value=None),
-    _broken("records", value={"a": 1}),
-    _broken("machine", value="a machine"),
-    _broken("records", 0, "entries", value=[]),
-    _broken("records", 0, "unit", value="speed"),
-    _broken("records", 0, "ranks", value="many"),
-    _broken(*_SAMPLE, value=1.0),
-    _broken(*_SAMPLE, "value", value=None),
-    _broken(*_SAMPLE, "cpu", value=[1.0]),
-    _broken(*_SAMPLE, "extras", value={"messages": "three"}),
-]
-
-
-def test_what_is_no_result_is_told_by_the_name_of_its_file() -> None:
-    for text in BROKEN:
+    for text in ("", "[]", json.dumps(document)):
         with pytest.raises(UsageError, match=r"result\.json is no result") as caught:
             from_json(text, "result.json")
         assert "--json FILE" in caught.value.hint
@@ -104,9 +84,10 @@ def test_a_figure_that_was_not_measured_is_none_and_extras_are_figures() -> None
 
 def test_a_load_that_takes_a_core_holds_a_server_back_that_does_not() -> None:
     for load, server, held in ((0.95, 0.7, True), (0.95, 0.95, False), (0.5, 0.3, False)):
-        entry = make_entry("redis", [1.0], load_share=load, server_share=server)
-        assert entry.is_held_back is held
-    assert not make_entry("redis", [1.0]).is_held_back
+        record = make_record("get", "rate", {})
+        record.entries["redis"] = make_entry("redis", [1.0], load_share=load, server_share=server)
+        assert bool(make_results(record).held_back()) is held
+    assert not make_results(make_record("get", "rate", {"redis": [1.0]})).held_back()
 
 
 # Ratios
@@ -143,9 +124,6 @@ def test_the_baseline_is_torch_if_that_was_measured() -> None:
     record = make_record("get", "rate", {"torch-libuv": [], "redis": [1.0]})
     assert record.baseline is record.entries["redis"]  # which alone has samples
     assert make_record("get", "rate", {"redis": []}).baseline is None
-
-
-# Looking up
 
 
 # Growth

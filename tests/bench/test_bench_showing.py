@@ -7,25 +7,26 @@ import json
 import re
 import shutil
 import sys
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from bench_results import MOST, full_results, make_record, make_results
 from benchmarks import figures, tables
 from benchmarks.__main__ import BENCHMARKS
-from benchmarks.page import alt_text, page, write_page
+from benchmarks.page import page, write_page
 from benchmarks.planning import COMMANDS
 from benchmarks.results import read
+from benchmarks.tables import with_quartiles
 from benchmarks.targets import AS_IS, USUAL
 from colours import contrast
 from rallypoint import text
 from rallypoint.bench.results import Results, Spread, to_json
-from rallypoint.bench.tables import print_results, with_quartiles
+from rallypoint.cli.bench import print_run
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.watch import plots
 
@@ -37,44 +38,32 @@ def test_all_that_can_be_measured_has_a_title_and_a_style() -> None:
     assert set(figures.STYLES) == {*USUAL, *AS_IS}
 
 
-def _printed(results: Results, **options: Any) -> str:
-    output = io.StringIO()
-    sheets = [sheet for each in tables.commands(results) for sheet in tables.sheets(results, each)]
-    print_results(results, sheets, Console(file=output, **options))
+def _printed(results: Results) -> str:
+    found = [sheet for each in tables.commands(results) for sheet in tables.sheets(results, each)]
+    with redirect_stdout(io.StringIO()) as output:
+        print_run(results, found)
     return output.getvalue()
 
 
-@cache
-def _printed_whole() -> str:
-    """A full run where there is no terminal."""
-    return _printed(full_results())
-
-
 def _row(text: str, *starts: str) -> list[str]:
-    """The cells of the first row of an ASCII table that has these in its first columns."""
+    """The cells of the first row of a table that has these in its first columns."""
     for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        cells = re.split(r"\s{2,}", line)
         if tuple(cells[: len(starts)]) == starts:
             return cells
     raise AssertionError(f"no row starts with {starts}")
 
 
-def test_a_full_run_is_printed_whole_where_there_is_no_terminal() -> None:
-    text = _printed_whole()
-    for fact in ("An Example 3000", "2.13.0+cpu", "open files per process: 20,000", "20 min 34 s", "2026-01"):
+def test_a_full_run_is_printed_whole() -> None:
+    text = _printed(full_results())
+    for fact in ("An Example 3000", "2.13.0+cpu", "open files per process", "20 min 34 s", "2026-01"):
         assert fact in text
     for command in tables.TITLES:
         assert f"\n{tables.TITLES[command]}\n" in text
     assert text.count("\ninit: ranks that init. One operation: rank.\n") == 1  # of all sizes
     assert text.isascii()
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) > 80
     assert "- get-pipelined, redis: the load took 93% of a core and the server 72%" in text
     assert "- restart: torch's server cannot be restarted on its port" in text
-
-
-def test_a_row_has_the_figures_of_one_target() -> None:
-    text = _printed_whole()
     row = _row(text, "init", "1,024", "rallypoint-libuv")
     assert row[3:10] == ["70.0 ms", "35.0 ms", "69.3 ms", "41.0 us", "2.83 KiB", "55%", "70%"]
     assert re.fullmatch(r"1\.\d\dx \(1\.\d\d to 1\.\d\d\)", row[10])
@@ -86,17 +75,17 @@ def test_the_baseline_says_so_and_the_others_have_a_ratio_or_a_fault() -> None:
         "torch-libuv": [1_000.0] * 4,
         "redis": [1_100.0, 1_200.0, 1_300.0, 1_404.0],
         "rallypoint-relay": [],
-        "a[bold]b": [10.0],
+        "another": [10.0],
     }
     record = make_record("get", "rate", values)
-    for name in ("rallypoint-relay", "a[bold]b"):
-        record.entries[name].fault = "it [bold]ended[/bold] early"
+    for name in ("rallypoint-relay", "another"):
+        record.entries[name].fault = "it ended early"
     text = _printed(make_results(record))
     assert _row(text, "get", "torch-libuv") == ["get", "torch-libuv", "1,000/s", "baseline"]
-    assert _row(text, "", "redis") == ["", "redis", "1,250/s", "1.25x (1.17 to 1.33)"]
-    assert _row(text, "", "rallypoint-relay") == ["", "rallypoint-relay", "fault", "-"]
-    assert _row(text, "", "a[bold]b") == ["", "a[bold]b", "10/s (fault)", "0.01x"]
-    assert "\nFaults:\n- get, rallypoint-relay: it [bold]ended[/bold] early\n" in text
+    assert _row(text, "get", "redis") == ["get", "redis", "1,250/s", "1.25x (1.17 to 1.33)"]
+    assert _row(text, "get", "rallypoint-relay") == ["get", "rallypoint-relay", "fault", "-"]
+    assert _row(text, "get", "another") == ["get", "another", "10/s (fault)", "0.01x"]
+    assert "\nFaults:\n- get, rallypoint-relay: it ended early\n" in text
 
 
 def test_growth_is_shown_for_several_sizes_only() -> None:
@@ -112,17 +101,9 @@ def test_extras_are_shown_of_targets_that_have_some() -> None:
     record = make_record("accept", "rate", {"redis": [1.0], "torch-libuv": [1.0]})
     record.entries["redis"].samples[0].extras.update(turned_away=12.0, dropped=3.0)
     text = _printed(make_results(record)).partition("further figures")[2]
-    assert "| connects dropped | connections reset |" in text
+    assert "connects dropped  connections reset\n" in text
     assert _row(text, "accept", "redis") == ["accept", "redis", "3", "12"]
     assert "torch-libuv" not in text.partition("Medians")[0]
-
-
-def test_a_narrow_terminal_loses_no_target() -> None:
-    results = full_results()
-    results.records = results.records[:1]
-    text = _printed(results, force_terminal=True, width=80, no_color=True)
-    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in text.splitlines()) <= 80
-    assert "rallypoint-relay" in text
 
 
 # Comparisons
@@ -143,15 +124,18 @@ def test_a_ratio_of_two_runs_is_that_of_the_medians_and_above_1_is_better() -> N
     assert [row["ratio"] for row in tables.compare(b, a)["rows"]] == [0.5, 0.5]
 
 
-def test_a_comparison_is_printed_with_what_limits_it_and_goes_into_json() -> None:
+def test_a_comparison_is_printed_with_what_limits_it_and_goes_into_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = full_results(), full_results()
     b.records = [record for record in b.records if record.name != "cancel"]
     b.records[0].load = "another load"
     b.versions["torch"], b.limits["ports"] = "2.14.0", "9"
     a.records[0].entries["torch-libuv"].samples.clear()
-    output = io.StringIO()
-    tables.print_comparison(a, b, Console(file=output))
-    text = output.getvalue()
+    for name, results in (("a", a), ("b", b)):
+        (tmp_path / name).write_text(to_json(results))
+    assert BENCHMARKS("benchmarks", ["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    text = capsys.readouterr().out
     assert "A and B did not run under the same conditions:\n- torch: A 2.13.0+cpu, B 2.14.0\n- ports:" in text
     assert _row(text, "get", "-", "rallypoint-libuv")[3] == "52,000/s (50,440/s to 53,560/s)"
     assert _row(text, "get", "-", "rallypoint-libuv")[5] == "1.00x"
@@ -303,37 +287,16 @@ def test_the_page_of_the_docs_is_what_its_result_file_says() -> None:
     assert text == page(read(docs / "benchmarks.json"), drawn), "make it anew, as its first line says"
 
 
-def test_the_page_says_what_was_measured_and_how_to_do_it_again() -> None:
-    text = page(full_results(), {"init": "figures/init.svg"})
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
-        *tables.TITLES.values(),
-        "Held back by the load",
-        "Notes",
-        "How to reproduce",
-        "What these figures do not show",
-    ]
-    for fact in ("| processor | An Example 3000 |", "| torch | 2.13.0+cpu |", "took 20 min 34 s"):
-        assert fact in text
-    assert "\npython -m benchmarks all --json result.json\n" in text
-    assert re.search(r"^\| init \| 1,024 \| rallypoint-libuv \| 70\.0 ms \|.* \| 1\.\d\dx \(", text, re.M)
-    blocks = text.partition("```sh")[0].rpartition("\n\n")[2]
-    assert re.fullmatch(r"<!-- not run: .+ -->\n", blocks)  # the tests of the docs run no such example
-
-
-def test_each_table_of_the_page_is_one_and_prose_keeps_to_the_usual_width() -> None:
+def test_nothing_in_a_result_becomes_markup_and_prose_keeps_to_the_usual_width() -> None:
     """Every row has as many cells as its header, whatever the data; no break at a hyphen."""
     results = full_results()
     results.machine["processor"] = "a | b <c>"
     results.notes = ["as noted: " + " ".join(["torch-libuv-as-was"] * 20)]
     text = page(results, {})
-    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) > 10
-    for lines in blocks:
-        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
-        assert len(counts) == 1, lines[0]
-        assert len(lines) > 2
+    for block in [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1, block[0]
     assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith("|")] == []
-    assert len(re.findall(r"torch-libuv-as-was", text)) == 20
+    assert text.count("torch-libuv-as-was") == 20
 
 
 _LIMITS = {
@@ -367,14 +330,3 @@ def test_the_page_tells_faults_and_that_a_run_was_interrupted() -> None:
     text = page(results, {})
     assert "## Faults\n\n- init, 1,024 ranks, torch-libuv: it ended early\n" in text
     assert "**The run was interrupted" in text
-
-
-def test_a_figure_has_an_alternative_text_with_its_figures() -> None:
-    for name, part in {
-        "init": "rallypoint-relay 110 ms at 1,024 ranks, 8.41 s at 98,304 ranks",
-        "barrier": "barrier: one after the other, time, on a logarithmic axis: rallypoint-libuv 70.0 ms at",
-        "ops": "rallypoint-libuv 52,000/s get, 610,000/s get-pipelined",
-    }.items():
-        said = alt_text(full_results(), name)
-        assert said.endswith(".")
-        assert part in said

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import pytest
 
 import rallypoint
 from command_line import invoke
+from processes import free_port
 from rallypoint import errors
 from rallypoint.cli.command import Command, Group
 from rallypoint.cli.main import COMMANDS
@@ -110,7 +110,7 @@ def _marked(example: Example) -> Any:
 
 @pytest.mark.parametrize("example", list(map(_marked, _examples())))
 def test_example(example: Example, tmp_path: Path) -> None:
-    port = _free_port()
+    port = str(free_port())
     for name, content in example.files.items():
         (tmp_path / name).write_text(content.replace(_PORT, port))
     script = tmp_path / ("example.py" if example.language == "python" else "example.sh")
@@ -128,12 +128,6 @@ def _bash() -> str:
     if bash is None:
         pytest.skip("there is no bash here")
     return bash
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def _pattern(output: str) -> re.Pattern[str]:

@@ -46,7 +46,7 @@ from rallypoint.launch.rendezvous.participant import Participant
 from rallypoint.launch.rendezvous.roster import Member, Roster, Sick, Size, closed_error, read_value
 from rallypoint.launch.reports import JoinProgress, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, pack
-from rallypoint.launch.stacks.grouping import machine_activities
+from rallypoint.launch.stacks.progress import machine_activities
 from rallypoint.store.rollcall.events import _KINDS
 from rallypoint.store.rollcall.identity import Identity
 from rallypoint.store.rollcall.judgement import judge

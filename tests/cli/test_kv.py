@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from processes import serving
+from command_line import Outcome, invoke
+from processes import serving, torch_serving
 from rallypoint.cli import kv
 from rallypoint.cli.main import main
 from rallypoint.client.tcp import TCPStore
-from raw import SECONDS, RawClient, server_of_torch
+from raw import SECONDS, RawClient
 
 pytestmark = pytest.mark.windows
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: bytes
-    err: str
+Run = Callable[..., Outcome]
 
 
-class KV(Protocol):
-    def __call__(self, *words: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> Outcome: ...
+def said(text: str = "") -> Outcome:
+    """The outcome of a command that prints this, and nothing on standard error."""
+    return Outcome(0, text, "", None)
 
 
 OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("legacy", "torch legacy")]
@@ -40,7 +35,7 @@ OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("legacy", "tor
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server: ours, and torch's, on each backend."""
     if request.param.startswith("torch"):
-        with server_of_torch(use_libuv=request.param == "torch") as number:
+        with torch_serving(use_libuv=request.param == "torch") as number:
             yield number
     else:
         path = tmp_path_factory.mktemp("kv") / "log"
@@ -58,115 +53,100 @@ def store(port: int) -> Iterator[TCPStore]:
 
 
 @pytest.fixture
-def run(port: int, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> KV:
-    """The command line in this process: a new interpreter for each call would take minutes."""
-
-    def call(*words: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> Outcome:
-        command, *rest = words
-        arguments = ["rallypoint", "kv", command, "--store", f"127.0.0.1:{port}", *options, *rest]
-        monkeypatch.setattr(sys, "argv", arguments)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code: int | str | None = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        sys.stdout.flush()
-        sys.stderr.flush()
-        captured = capfdbinary.readouterr()
-        assert isinstance(code, int)
-        return Outcome(code, captured.out, captured.err.decode())
-
-    return call
+def run(port: int) -> Run:
+    """Calls a command of `rallypoint kv` on that server."""
+    return lambda command, *words, text="": invoke(
+        "kv", command, "--store", f"127.0.0.1:{port}", *words, text=text
+    )
 
 
-def test_set_append_and_get(run: KV, store: TCPStore) -> None:
-    assert run("set", "key", "value") == Outcome(0, b"", "")
+def test_set_append_and_get(run: Run, store: TCPStore) -> None:
+    assert run("set", "key", "value") == said()
     assert store.get("key") == b"value"
-    assert run("get", "key") == Outcome(0, b"value\n", "")
-    assert run("set", "key", "").code == 0
-    assert run("get", "key") == Outcome(0, b"\n", ""), "an empty value is a value"
-    assert run("append", "key", "one").code == 0
-    assert run("append", "key", "-2").code == 0
+    assert run("get", "key") == said("value\n")
+    assert run("set", "key", "").exit_code == 0
+    assert run("get", "key") == said("\n"), "an empty value is a value"
+    assert run("append", "key", "one").exit_code == 0
+    assert run("append", "key", "-2").exit_code == 0
     assert store.get("key") == b"one-2"
 
 
-def test_a_value_from_standard_input_is_taken_as_it_is(run: KV, store: TCPStore) -> None:
+def test_a_value_from_standard_input_is_taken_as_it_is(run: Run, store: TCPStore) -> None:
     value = bytes(range(256))
-    assert run("set", "key", "-", stdin=value).code == 0
+    assert run("set", "key", "-", text=value).exit_code == 0
     assert store.get("key") == value
-    assert run("get", "key").out == value + b"\n"
-    assert run("append", "key", "-", stdin=b"more\n").code == 0
-    assert run("get", "key").out == value + b"more\n"
+    assert run("get", "key").stdout.encode(errors="surrogateescape") == value + b"\n"
+    assert run("append", "key", "-", text="more\n").exit_code == 0
+    assert run("get", "key").stdout.encode(errors="surrogateescape") == value + b"more\n"
 
 
-def test_get_waits_if_told_to(run: KV, store: TCPStore) -> None:
+def test_get_waits_if_told_to(run: Run, store: TCPStore) -> None:
     store.set("key", "value")
-    assert run("get", "key", options=("--timeout", "5")).out == b"value\n"
-    outcome = run("get", "nothing", options=("--timeout", "0.1"))
-    assert outcome.code == 1
-    assert "1 of 1 keys are missing: nothing" in outcome.err
+    assert run("get", "key", "--timeout", "5").stdout == "value\n"
+    outcome = run("get", "nothing", "--timeout", "0.1")
+    assert outcome.exit_code == 1
+    assert "1 of 1 keys are missing: nothing" in str(outcome.exception)
 
 
-def test_add(run: KV, store: TCPStore) -> None:
-    assert run("add", "count", "5") == Outcome(0, b"5\n", "")
-    assert run("add", "count", "-7") == Outcome(0, b"-2\n", "")
-    assert run("add", "count", "0").out == b"-2\n"
+def test_add(run: Run, store: TCPStore) -> None:
+    assert run("add", "count", "5") == said("5\n")
+    assert run("add", "count", "-7") == said("-2\n")
+    assert run("add", "count", "0").stdout == "-2\n"
 
 
-def test_wait(run: KV, store: TCPStore) -> None:
+def test_wait(run: Run, store: TCPStore) -> None:
     store.set("a", "")
     store.set("b", "")
-    assert run("wait", "a", "b") == Outcome(0, b"", "")
-    assert run("wait", "a", options=("--timeout", "0")) == Outcome(0, b"", "")
+    assert run("wait", "a", "b") == said()
+    assert run("wait", "a", "--timeout", "0") == said()
     for seconds in ("0.1", "0"):
-        outcome = run("wait", "a", "nothing", options=("--timeout", seconds))
-        assert (outcome.code, outcome.out) == (1, b"")
-        assert "1 of 2 keys are missing: nothing" in outcome.err
+        outcome = run("wait", "a", "nothing", "--timeout", seconds)
+        assert (outcome.exit_code, outcome.stdout) == (1, "")
+        assert "1 of 2 keys are missing: nothing" in str(outcome.exception)
 
 
-def test_check(run: KV, store: TCPStore) -> None:
+def test_check(run: Run, store: TCPStore) -> None:
     store.set("a", "")
-    assert run("check", "a") == Outcome(0, b"there    a\n", "")
-    assert run("check", "a", "nothing") == Outcome(1, b"there    a\nmissing  nothing\n", "")
-    outcome = run("check", "a", "nothing", options=("--json",))
-    assert outcome.code == 1
-    assert json.loads(outcome.out) == {"a": True, "nothing": False}
+    assert run("check", "a") == said("there    a\n")
+    assert run("check", "a", "nothing") == Outcome(1, "there    a\nmissing  nothing\n", "", None)
+    outcome = run("check", "a", "nothing", "--json")
+    assert outcome.exit_code == 1
+    assert json.loads(outcome.stdout) == {"a": True, "nothing": False}
 
 
-def test_delete(run: KV, store: TCPStore) -> None:
+def test_delete(run: Run, store: TCPStore) -> None:
     store.set("key", "value")
-    assert run("delete", "key") == Outcome(0, b"", "")
+    assert run("delete", "key") == said()
     assert not store.check(["key"])
     outcome = run("delete", "key")
-    assert outcome.code == 1
-    assert "there is no key 'key'" in outcome.err
+    assert outcome.exit_code == 1
+    assert "there is no key 'key'" in str(outcome.exception)
 
 
-def test_list(run: KV, store: TCPStore) -> None:
-    assert run("list") == Outcome(0, b"", "")
-    assert json.loads(run("list", options=("--json",)).out) == []
+def test_list(run: Run, store: TCPStore) -> None:
+    assert run("list") == said()
+    assert json.loads(run("list", "--json").stdout) == []
     store.multi_set(["b", "a", "group/1", "größe"], ["", "", "", ""])
-    assert run("list").out.decode() == "a\nb\ngroup/1\ngröße\n"
-    assert run("list", "gr").out.decode() == "group/1\ngröße\n"
-    assert json.loads(run("list", "gr", options=("--json",)).out) == ["group/1", "größe"]
+    assert run("list").stdout == "a\nb\ngroup/1\ngröße\n"
+    assert run("list", "gr").stdout == "group/1\ngröße\n"
+    assert json.loads(run("list", "gr", "--json").stdout) == ["group/1", "größe"]
 
 
-def test_push_and_pop(run: KV, store: TCPStore, request: pytest.FixtureRequest) -> None:
+def test_push_and_pop(run: Run, store: TCPStore, request: pytest.FixtureRequest) -> None:
     if request.node.callspec.params["port"] == "torch legacy":
         pytest.skip("torch's legacy server has no queues")
-    assert run("push", "queue", "one").code == 0
-    assert run("push", "queue", "-", stdin=b"two").code == 0
+    assert run("push", "queue", "one").exit_code == 0
+    assert run("push", "queue", "-", text="two").exit_code == 0
     assert store.queue_len("queue") == 2
-    assert run("pop", "queue") == Outcome(0, b"one\n", "")
-    assert run("pop", "queue", options=("--timeout", "5")).out == b"two\n"
+    assert run("pop", "queue") == said("one\n")
+    assert run("pop", "queue", "--timeout", "5").stdout == "two\n"
     outcome = run("pop", "queue")
-    assert outcome.code == 1
-    assert "the queue 'queue' is empty" in outcome.err
-    assert run("pop", "queue", options=("--timeout", "0.1")).code == 1
+    assert outcome.exit_code == 1
+    assert "the queue 'queue' is empty" in str(outcome.exception)
+    assert run("pop", "queue", "--timeout", "0.1").exit_code == 1
 
 
-def test_nobody_counts_it_as_a_worker(run: KV, store: TCPStore) -> None:
+def test_nobody_counts_it_as_a_worker(run: Run, store: TCPStore) -> None:
     workers = store._add(b"init/", 1)
     keys = store.num_keys()
     for line in ("list", "check a", "get a", "delete a", "add a 0", "delete a"):
@@ -190,17 +170,11 @@ def test_nobody_counts_it_as_a_worker(run: KV, store: TCPStore) -> None:
         (["wait", "key", "--store", "localhost:1", "--timeout", "nan"], "--timeout is nan"),
     ],
 )
-def test_usage_errors_are_exit_code_2(
-    words: list[str], reason: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors_are_exit_code_2(words: list[str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RALLYPOINT_STORE", raising=False)
-    monkeypatch.setattr(sys, "argv", ["rallypoint", "kv", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert reason in err
+    outcome = invoke("kv", *words)
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert reason in str(outcome.exception)
 
 
 def test_a_store_that_is_not_there(
@@ -217,8 +191,8 @@ def test_a_store_that_is_not_there(
     assert "\n\nhint: " in err
 
 
-def in_a_process(port: int, *words: str, stdin: bytes = b"") -> Outcome:
-    """The command itself, with the store in the variable."""
+def in_a_process(port: int, *words: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+    """Exit code and output of the command itself, with the store in the variable."""
     done = subprocess.run(
         [sys.executable, "-m", "rallypoint", "kv", *words],
         input=stdin,
@@ -227,7 +201,7 @@ def in_a_process(port: int, *words: str, stdin: bytes = b"") -> Outcome:
         check=False,
         env={**os.environ, "RALLYPOINT_STORE": f"localhost:{port}"},
     )
-    return Outcome(done.returncode, done.stdout, done.stderr.decode().replace(os.linesep, "\n"))
+    return done.returncode, done.stdout, done.stderr.decode().replace(os.linesep, "\n")
 
 
 @pytest.fixture(scope="module")
@@ -237,19 +211,19 @@ def own_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def test_as_a_command(own_port: int) -> None:
-    assert in_a_process(own_port, "set", "key", "-", stdin=b"\0value\xff") == Outcome(0, b"", "")
+    assert in_a_process(own_port, "set", "key", "-", stdin=b"\0value\xff") == (0, b"", "")
     with RawClient(own_port) as client:
         assert client.get(b"/key") == b"\0value\xff"
     outcome = in_a_process(own_port, "get", "nothing")
-    assert outcome == Outcome(1, b"", "rallypoint: there is no key 'nothing'\n")
+    assert outcome == (1, b"", "rallypoint: there is no key 'nothing'\n")
 
 
 def test_a_key_that_is_no_text_is_listed(own_port: int) -> None:
     with RawClient(own_port) as client:
         client.set(b"/caf\xe9", b"latin")
-    outcome = in_a_process(own_port, "list", "caf")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith(b"caf")
+    code, out, err = in_a_process(own_port, "list", "caf")
+    assert (code, err) == (0, "")
+    assert out.startswith(b"caf")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")

@@ -40,8 +40,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 PURE = {
     *("rallypoint.text", "rallypoint.codec", "rallypoint.exits", "rallypoint.frames"),
     *(f"rallypoint.store.{name}" for name in ("access", "wire", "engine", "rollcall")),
-    *(f"rallypoint.launch.stacks.{name}" for name in ("activity", "flight_dumps", "folding", "frames")),
-    *(f"rallypoint.launch.stacks.{name}" for name in ("grouping", "movement", "words")),
+    *(f"rallypoint.launch.stacks.{name}" for name in ("activity", "frames", "progress", "words")),
     *("rallypoint.store.core", "rallypoint.store.relay.core", "rallypoint.store.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "roster")),
     *("rallypoint.launch.handover", "rallypoint.launch.schedulers"),

@@ -29,7 +29,7 @@ from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.server.process.binding import listen
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.store.wire.opcodes import Op
-from raw import SECONDS, RawClient, await_log, log_of, until, values_reply
+from raw import SECONDS, RawClient, await_log, until, values_reply
 from threads import running_here
 
 pytestmark = pytest.mark.windows
@@ -58,14 +58,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def port_in(line: str) -> int:
     return int(line.split()[-2].rpartition(":")[2])
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all tests of this module that leave it as it is, once on each backend."""
-    path = tmp_path_factory.mktemp("serve") / request.param
-    with path.open("w+") as log, serving(request.param, log) as running:
-        yield running
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -205,7 +197,7 @@ def test_no_names_are_looked_up_for_a_client(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     for backend in BACKENDS:
         with (tmp_path / backend).open("w+") as log, serving(backend, log) as server:
-            before = log_of(server).count("LOOKUP")
+            before = server.read_log().count("LOOKUP")
             assert before, "the hook hears nothing, not even the look-up of the server's own address"
             for _ in range(5):
                 with RawClient(server.port) as client:
@@ -214,7 +206,7 @@ def test_no_names_are_looked_up_for_a_client(tmp_path: Path, monkeypatch: pytest
                 client.send(b"\xff")
                 assert client.read_rest() == b""
             await_log(server, "closed ")
-            assert log_of(server).count("LOOKUP") == before
+            assert server.read_log().count("LOOKUP") == before
 
 
 def data_segments_received(sock: socket.socket) -> int:
@@ -345,7 +337,7 @@ def ask_until_closed(client: RawClient, question: bytes, server: Server) -> None
             pass
         except OSError:
             return True
-        return f"closed {client.name}: " in log_of(server)
+        return f"closed {client.name}: " in server.read_log()
 
     until(closed, "the server closes who does not read")
 
@@ -403,10 +395,10 @@ def served_by(server: Server) -> RawClient | None:
 def test_out_of_open_files(server: Server) -> None:
     """It says so, waits without spinning, and serves those who wait once there is room."""
     process = psutil.Process(server.process.pid)
-    told_before = log_of(server).count("cannot accept")
+    told_before = server.read_log().count("cannot accept")
 
     def times_told() -> int:
-        return log_of(server).count("cannot accept") - told_before
+        return server.read_log().count("cannot accept") - told_before
 
     with RawClient(server.port) as first:
         assert first.answers()
@@ -494,16 +486,3 @@ def test_an_accept_that_fails_is_tried_again(code: int) -> None:
     with pumping([code]) as (port, listener), RawClient(port) as client:
         assert client.answers()
         assert not listener.failures
-
-
-def test_many_clients_at_once(server: Server) -> None:
-    """They connect before any of them is answered."""
-    clients = [RawClient(server.port) for _ in range(300)]
-    try:
-        for client in clients:
-            client.send(request(Op.ADD, b"arrived", tail=pack_i64(1)))
-        totals = {int.from_bytes(client.read(8), "little") for client in clients}
-        assert totals == set(range(1, 301))
-    finally:
-        for client in clients:
-            client.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,7 @@ from rallypoint.errors import ConnectError, ConnectionLostError, ProtocolError, 
 from rallypoint.store.connect import connecting
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.server.process.binding import reserve
 from raw import SECONDS, RawClient, until
 
 pytestmark = pytest.mark.windows
@@ -61,17 +63,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 # Reaching a server
 
 
-@contextmanager
-def reserved_port() -> Iterator[socket.socket]:
-    """A port at which nobody listens, and which nobody else gets meanwhile."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
-        yield sock
-
-
 def test_every_address_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with reserved_port() as sock:
+    with reserve("127.0.0.1", 0)[0] as sock:
         port = sock.getsockname()[1]
         family, kind = socket.AF_INET, socket.SOCK_STREAM
         answer = [(family, kind, 6, "", (host, port)) for host in ("127.0.0.1", "127.0.0.2")]
@@ -129,29 +122,19 @@ def test_a_server_that_accepts_but_never_answers() -> None:
 @contextmanager
 def strange_server(answer: Callable[[socket.socket, bytes], None]) -> Iterator[int]:
     """A server that does `answer` with each client and the first that it says."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
 
-        def serve() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.settimeout(SECONDS)
-                    answer(client, client.recv(1 << 16))
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(SECONDS)
+            answer(self.request, self.request.recv(1 << 16))
 
-        thread = threading.Thread(target=serve)
+    with TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield listener.getsockname()[1]
+            yield server.server_address[1]
         finally:
-            if sys.platform == "win32":
-                listener.close()  # which ends an accept there
-            else:
-                listener.shutdown(socket.SHUT_RDWR)
+            server.shutdown()
             thread.join(SECONDS)
 
 
@@ -182,7 +165,7 @@ def test_a_server_that_comes_late(monkeypatch: pytest.MonkeyPatch, pool: ThreadP
         return connection
 
     monkeypatch.setattr(connecting, "_try_all", note)
-    with reserved_port() as sock:
+    with reserve("127.0.0.1", 0)[0] as sock:
         port = sock.getsockname()[1]
         early = pool.submit(TCPStore, "127.0.0.1", port, timeout=SECONDS)
         assert tried.wait(SECONDS)
@@ -389,13 +372,10 @@ def _interrupted(call: Callable[[], object], line: int) -> bool:
 CALLS: dict[str, tuple[Callable[[TCPStore], object], object]] = {
     "get": (lambda store: store.get("key"), b"value"),
     "multi_get": (lambda store: store.multi_get(["key", "other"]), [b"value", b"other value"]),
-    "check": (lambda store: store.check(["key"]), True),
     "compare_set": (lambda store: store.compare_set("key", "wrong", "new"), b"value"),
-    "num_keys": (lambda store: store.num_keys(), 2),
     "set": (lambda store: store.set("key", "value"), None),
     "wait": (lambda store: store.wait(["key"]), None),
     "timed-out wait": (lambda store: time_out(store), ("missing",)),
-    "queue_len": (lambda store: store.queue_len("queue"), 0),
     "list_keys": (lambda store: sorted(store.list_keys()), ["key", "other"]),
 }
 

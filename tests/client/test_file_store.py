@@ -126,7 +126,7 @@ def test_many_processes_lose_nothing_and_leave_nothing(path: Path) -> None:
 def test_a_process_killed_at_a_barrier_is_not_counted(path: Path) -> None:
     with peers(1, path) as [peer], FileStore(path, timeout=PATIENCE) as store:
         peer.tell("store.barrier('barrier', 2)")
-        store._until(lambda engine: engine.arrived(b"barrier") or None, Deadline(PATIENCE))
+        store._until(lambda engine: engine.barriers.arrived(b"barrier", 2) or None, Deadline(PATIENCE))
         peer.die()
         times_out(lambda: store.barrier("barrier", 2, SHORT))
         with FileStore(path, timeout=PATIENCE) as other:

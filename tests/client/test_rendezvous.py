@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import end
+from processes import end, free_port
 from rallypoint.client.rendezvous import rendezvous
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import UsageError
@@ -26,15 +25,6 @@ VARIABLES = ("USE_LIBUV", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "T
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number: int = free.getsockname()[1]
-        return number
 
 
 # A rank: it meets the other one, tells what it got, and leaves only when that has come, too.
@@ -88,7 +78,8 @@ def meet(url: str, by_environment: Mapping[str, str] | None = None) -> list[str]
 MET = ["0 2 to 0", "1 2 to 1"]
 
 
-def test_two_ranks_meet(port: int, tmp_path: Path) -> None:
+def test_two_ranks_meet(tmp_path: Path) -> None:
+    port = free_port()
     assert meet(f"tcp://127.0.0.1:{port}") == MET
     assert meet("env://", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) == MET
     assert meet((tmp_path / "with space").as_uri()) == MET

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import job
 from rallypoint.client.tcp import TCPStore
-from rallypoint.store.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
+from rallypoint.store.rollcall.question import barrier_of, is_of_all, owing_rank, owing_whom
 from threads import serving_in_a_thread
 
 RANKS = {
@@ -73,11 +73,16 @@ def test_keys_that_stand_for_barriers() -> None:
     assert {key: (barrier_of(key), is_of_all(barrier_of(key))) for key in BARRIERS} == BARRIERS
 
 
-# Three ranks, forked from one process that has torch. At the first server the script makes the store, at the
-# second torch does.
+# Three ranks, forked from one process that has torch. At the first server the script makes the store; at the
+# second, behind a relay, torch does.
 JOB = """
 import multiprocessing, os, sys
-import torch.distributed as dist
+import torch, torch.distributed as dist
+
+def total(rank, group=None):
+    number = torch.tensor([float(rank)])
+    dist.all_reduce(number, group=group)
+    return number.item()
 
 def work(rank):
     own, theirs = map(int, sys.argv[1:])
@@ -85,8 +90,13 @@ def work(rank):
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     for how in ({"store": store}, {"init_method": f"tcp://127.0.0.1:{theirs}"}):
         dist.init_process_group("gloo", **how, rank=rank, world_size=3)
-        dist.new_group([1, 2])
+        pair = dist.new_group([1, 2])
+        assert total(rank) == 3.0 and (rank == 0 or total(10.0, pair) == 20.0)
+        objects = [{"from": "rank 0"}, "text"] if rank == 0 else [None, None]
+        dist.broadcast_object_list(objects, src=0)
+        assert objects == [{"from": "rank 0"}, "text"]
         dist.barrier()
+        dist.monitored_barrier()
         dist.destroy_process_group()
 
 context = multiprocessing.get_context("fork")
@@ -101,7 +111,7 @@ sys.exit([rank.exitcode for rank in ranks] != [0, 0, 0])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork there")
 def test_the_keys_of_a_job_of_three_with_a_group_of_two(tmp_path: Path) -> None:
-    with serving_in_a_thread(0) as own, serving_in_a_thread(0) as theirs, job(tmp_path) as running:
+    with serving_in_a_thread(0) as own, serving_in_a_thread(1) as theirs, job(tmp_path) as running:
         running.start(JOB, (), command=(), arguments=(str(own), str(theirs)))
         assert running.wait() == [0], running.logs()
         for port in (own, theirs):

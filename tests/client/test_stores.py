@@ -15,10 +15,9 @@ from typing import Final, NamedTuple
 import pytest
 
 from processes import torch_serving
-from rallypoint.client.base import Store
+from rallypoint.client.base import PrefixStore, Store
 from rallypoint.client.file import FileStore
 from rallypoint.client.local import HashStore
-from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ProtocolError, RallypointError, StoreTimeoutError, UsageError
 from rallypoint.store.relay.hosting import host_store

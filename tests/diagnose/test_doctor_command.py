@@ -28,7 +28,7 @@ from processes import end
 from rallypoint.cli import doctor as examining
 from rallypoint.cli.findings import print_matrix
 from rallypoint.cli.main import main
-from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.base import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.diagnose.doctor import exchange
 from rallypoint.diagnose.doctor.checks import CHECKS

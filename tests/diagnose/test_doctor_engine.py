@@ -22,7 +22,7 @@ from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, State
 from rallypoint.store.replica.engines.etcd_messages import Status
 from rallypoint.store.replica.engines.opening import open_log
-from rallypoint.store.replica.engines.redis_scripts import COMMANDS
+from rallypoint.store.replica.engines.redis_client import COMMANDS
 from rallypoint.store.replica.log import Checkpoint, Extent, Follower, Leadership
 
 F, W, N, U, OK = State.FAILURE, State.WARNING, State.NOTE, State.UNKNOWN, State.OK

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
-from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.base import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text, to_text
 from rallypoint.diagnose.doctor import exchange, network, probes, situation

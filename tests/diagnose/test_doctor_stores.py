@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from processes import torch_serving
 from rallypoint.diagnose.doctor import machine, network, stores
 from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.doctor.stores import check_store, meet
@@ -22,7 +23,7 @@ from rallypoint.errors import BindError
 from rallypoint.launch.endpoint import Endpoint
 from rallypoint.store.machine.interfaces import Interface
 from rallypoint.store.server.process import binding
-from raw import SECONDS, RawClient, server_of_torch
+from raw import SECONDS, RawClient
 from threads import serving_in_a_thread
 
 F, W, OK = State.FAILURE, State.WARNING, State.OK
@@ -112,7 +113,7 @@ def test_our_own_store_is_met_and_not_changed(relays: int) -> None:
 )
 def test_a_store_of_torchs_is_told_apart(use_libuv: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_PATIENCE_S", SECONDS)
-    with server_of_torch(use_libuv) as port:
+    with torch_serving(use_libuv) as port:
         found = meet(Endpoint(HERE, port), SECONDS)
         assert found.kind == kind
         before = found.keys

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from command_line import invoke
-from rallypoint.diagnose.verify import SIMULATION, trainings
+from rallypoint.diagnose.verify import SIMULATION, routes, trainings
 from rallypoint.diagnose.verify.routes import BY_NAME, ONE_GPU, ROUTES, Build, Route, select
 from rallypoint.diagnose.verify.trainings import (
     FOLDER,
@@ -332,9 +332,9 @@ def test_table(fakes: FakeTrainings) -> None:
         "env                    as it is            4.3 s    0.8000 -> 0.1000  ok",
         "env                    without libuv       4.3 s    0.8000 -> 0.1000  ok",
         "",
-        "rank  device    backend   steps per second  peak memory  GPU use",
-        "   0  cpu       gloo            300 to 300      300 MiB",
-        "   1  cpu       gloo            300 to 300      300 MiB",
+        "rank  device  backend  steps per second  peak memory  GPU use",
+        "0     cpu     gloo     300 to 300        300 MiB",
+        "1     cpu     gloo     300 to 300        300 MiB",
     ]
     assert _lines(result.stderr) == [
         "rallypoint: two ranks by each route, on the CPU; torch 2.13.0",
@@ -380,7 +380,7 @@ def test_json(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_installed_is_skipped(fakes: FakeTrainings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainings, "find_spec", lambda name: None if name == "accelerate" else object())
+    monkeypatch.setattr(routes, "find_spec", lambda _: None)
     result = invoke("verify", "--quick", "--json")
     assert result.exit_code == 0
     assert "accelerate is skipped: accelerate is not installed" in _lines(result.stderr)

@@ -13,6 +13,7 @@ from rallypoint.codec import to_text
 from rallypoint.explain.events import FAILURES, Event, Kind, Process, Raised
 from rallypoint.explain.lines import Line, Prefixes
 from rallypoint.explain.reported import OwnReports, Tables, ended, failed, lost
+from rallypoint.frames import Frame
 from rallypoint.launch import reports
 from rallypoint.launch.blame import Exit, Failure, LostServer, RankIdentity
 from rallypoint.launch.options import RendezvousSettings
@@ -20,9 +21,8 @@ from rallypoint.launch.rendezvous.digest import RoundEnd
 from rallypoint.launch.rendezvous.roster import Ending, Size
 from rallypoint.launch.reports import JoinProgress, Reports
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity
-from rallypoint.launch.stacks.flight_dumps import Difference, as_events
-from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import put_together
+from rallypoint.launch.stacks.flight_recorder import Difference, as_events
+from rallypoint.launch.stacks.progress import put_together
 from rallypoint.launch.stacks.words import stall_lines
 
 _LOGS = Path(__file__).parent / "logs" / "own"

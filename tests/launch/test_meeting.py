@@ -19,9 +19,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pytest
 
 from meeting_bench import exponent, measure
-from rallypoint.client.base import Store, Value
+from rallypoint.client.base import PrefixStore, Store, Timeout, Value
 from rallypoint.client.local import HashStore
-from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     ConnectError,
@@ -40,6 +39,7 @@ from rallypoint.launch.rendezvous.servers import open_replicated
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server
+from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, until
 
 T = TypeVar("T")
@@ -280,26 +280,13 @@ def traffic(count: int) -> int:
     sizes: list[int] = []
     hall = Hall(HashStore(SECONDS).clone, "job")
 
-    def weigh(*texts: Any) -> None:
-        sizes.extend(len(text) for each in texts for text in (each if isinstance(each, list) else [each]))
-
     class Weighed(OneByOne):
-        def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-            found = super().compare_set(key, expected, desired)
-            weigh(key, expected, desired, found)
+        def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
+            found = super()._call(op, *blobs, tail=tail)
+            sizes.extend(map(len, blobs))
+            if isinstance(found, bytes):
+                sizes.append(len(found))
             return found
-
-        def set(self, key: str, value: Value) -> None:
-            weigh(key, value)
-            super().set(key, value)
-
-        def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-            weigh(list(keys), list(values))
-            super().multi_set(keys, values)
-
-        def append(self, key: str, value: Value) -> None:
-            weigh(key, value)
-            super().append(key, value)
 
     size = Size(count, count)
     machines = [
@@ -956,18 +943,18 @@ class Tapped(OneByOne):
 
     def __init__(self, store: Store, tap: Callable[[str, str], None], *, waits: bool = False) -> None:
         super().__init__("tapped", store)
-        tapped = ("set", "add", "append", "compare_set", "delete_key", "multi_set")
-        for name in tapped if waits else (*tapped, "wait"):
-            setattr(self, name, self._tapped(name, tap))
+        self._tap, self._waits = tap, waits
 
-    def _tapped(self, name: str, tap: Callable[[str, str], None]) -> Callable[..., object]:
-        act = getattr(self, name)
+    def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
+        if op is not Op.CHECK:
+            self._tap(op.name.lower(), blobs[0].decode())
+        return super()._call(op, *blobs, tail=tail)
 
-        def method(keys: str | Sequence[str], *rest: object) -> object:
-            tap(name, keys if isinstance(keys, str) else keys[0])
-            return act(keys, 1e-6) if name == "wait" else act(keys, *rest)
-
-        return method
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        if not self._waits:
+            self._tap("wait", keys[0])
+            timeout = 1e-6
+        super().wait(keys, timeout)
 
 
 def test_a_round_stays_what_it_is_for_who_looks_after_another_has_left_it(hall: Hall) -> None:

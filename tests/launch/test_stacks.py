@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.cli import run
 from rallypoint.client import tcp
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import (
     MOST_PACKED,
     Child,
@@ -22,11 +24,10 @@ from rallypoint.launch.stacks.activity import (
     pack,
     unpack,
 )
-from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.frames import Frame, is_complete, read_dump
-from rallypoint.launch.stacks.grouping import only, put_together
-from rallypoint.launch.stacks.movement import Movement, Pace
+from rallypoint.launch.stacks.frames import fold, is_complete, read_dump
+from rallypoint.launch.stacks.progress import Movement, Pace, only, put_together
 from rallypoint.launch.stacks.words import summary_lines
+from rallypoint.launch.template import fresh_process
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 ALL_REDUCE = (
@@ -96,11 +97,9 @@ class TestReading:
         dump = read_dump(f'Stack (most recent call first):\n  File "{written}", line 3 in {written}\n')
         assert dump is not None
         assert dump.stack == (Frame(meant, 3, meant),)
-
-    def test_names_that_are_not_known(self) -> None:
-        dump = read_dump("Stack (most recent call first):\n  File ???, line ??? in ???\n")
-        assert dump is not None
-        assert dump.stack == (Frame("", 0, "???"),)
+        unknown = read_dump("Stack (most recent call first):\n  File ???, line ??? in ???\n")
+        assert unknown is not None
+        assert unknown.stack == (Frame("", 0, "???"),)
 
     def test_a_dump_is_complete_when_the_outermost_frame_is_there(self) -> None:
         text = (
@@ -153,8 +152,10 @@ class TestFolding:
         doing = fold((Frame(file, 5, function), *LOADING))
         assert (doing.call, doing.waits, doing.own) == (call, waits, LOADING)
 
-    def test_own_code_is_in_no_call(self) -> None:
+    def test_own_code_is_in_no_call_and_what_has_started_it_is_not_own(self) -> None:
         assert fold(LOADING).call == ""
+        for file in (fresh_process.__file__, run.__file__, "/work/rallypoint/__main__.py"):
+            assert fold((*LOADING, Frame(file, 249, "_run"))) == fold(LOADING), file
 
 
 def machine(host: str, *ranks: RankActivity) -> MachineActivity:
@@ -170,15 +171,6 @@ COMPUTING = replace(ODD, facts=ProcessFacts("runs", cores=0.98))
 
 
 class TestWords:
-    def test_the_odd_rank_is_named_with_its_line(self) -> None:
-        work = put_together([machine("node-a", waiting(0), waiting(1)), machine("node-b", ODD, waiting(3))])
-        assert summary_lines(work) == [
-            "3 of 4 ranks wait in all_reduce (train.py:41, step 1,204), for 4 min 12 s; rank 2 on node-b is "
-            "elsewhere:",
-            "  load_batch (data.py:88) <- train (train.py:33), for 4 min 12 s: "
-            "read() of /mnt/data/shard-17.tar",
-        ]
-
     def test_one_that_has_ended_is_the_oddest(self) -> None:
         ended = replace(ODD, rank=1, ended="its process is gone")
         lines = summary_lines(put_together([machine("a", waiting(0), ended, ODD, waiting(3))]))
@@ -202,27 +194,6 @@ class TestWords:
         work = put_together(only([told], [range(1, 3)]))
         assert [each.ranks for each in work.groups] == [[2], [1]]
         assert work.unknown == ()
-
-    def test_threads_and_children_of_the_odd_one(self) -> None:
-        lock = (Frame("/home/me/locks.py", 5, "hold"), Frame("/usr/lib/python3.11/threading.py", 9, "run"))
-        idle = (Frame("/usr/lib/python3.11/threading.py", 3, "wait"),)
-        odd = replace(
-            ODD,
-            threads=(lock, idle),
-            children=(Child(7, LOADING, ProcessFacts("sleeps", "read() of a pipe")),),
-        )
-        lines = summary_lines(put_together([machine("a", waiting(0), odd)]))
-        assert lines[2:] == [
-            "  another thread of rank 2: hold (locks.py:5)",
-            "  its process 7: load_batch (data.py:88) <- train (train.py:33): read() of a pipe",
-        ]
-
-    def test_names_are_shown_as_text(self) -> None:
-        hostile = (Frame("/x/\x1b[31m<b>.py", 1, "<script>\x07\n"),)
-        odd = replace(ODD, stack=hostile, facts=ProcessFacts("sleeps", "read() of /tmp/\x1b]0;x\x07"))
-        text = "\n".join(summary_lines(put_together([machine("\x1b[2J", waiting(0), odd)])))
-        assert all(character.isprintable() or character == "\n" for character in text)
-        assert r"<script>\x07\n" in text
 
     def test_many_ranks_stay_readable_and_quick(self) -> None:
         """Each rank takes as long among many as among few."""
@@ -306,39 +277,21 @@ class TestStalls:
 
 
 class TestMovement:
-    def test_the_same_stack_and_hardly_woken_stands_still(self) -> None:
-        rank = Movement(0.0)
-        for now in range(0, 100, 10):
-            rank.note(now, ALL_REDUCE, wakes=now // 10, step=7)
-        assert rank.still_seconds(90) == 90
-
-    @pytest.mark.parametrize("change", ["stack", "wakes", "step"])
-    def test_each_sign_of_work_is_a_move(self, change: str) -> None:
-        rank = Movement(0.0)
-        rank.note(10, ALL_REDUCE, 100, 7)
-        rank.note(20, ALL_REDUCE, 101, 7)
-        stack = LOADING if change == "stack" else ALL_REDUCE
-        rank.note(30, stack, 1000 if change == "wakes" else 102, 8 if change == "step" else 7)
-        assert rank.still_seconds(30) == 0
-
-    def test_without_the_systems_counts_the_stack_alone_tells(self) -> None:
-        rank = Movement(0.0)
-        rank.note(0, ALL_REDUCE, -1, -1)
-        rank.note(60, ALL_REDUCE, -1, -1)
-        assert rank.still_seconds(60) == 60
-
     @pytest.mark.parametrize(
-        ("seen", "idle"),
+        ("seen", "still", "idle"),
         [
-            ({}, 90.0),
-            ({"wakes": 1000}, 90.0),  # it polls
-            ({"computes": 1}, 30.0),  # or loops: a third of the time that it has been there counts
-            ({"step": 1}, 0.0),
-            ({"stack": 1}, 0.0),
-            ({"moved": 1}, 0.0),
+            ({}, 90.0, 90.0),
+            ({"wakes": -1}, 90.0, 90.0),  # the system does not count: the stack alone tells
+            ({"wakes": 1000}, 0.0, 90.0),  # it polls
+            ({"computes": 1}, 90.0, 30.0),  # or loops: a third of the time that it has been there counts
+            ({"step": 1}, 0.0, 0.0),
+            ({"stack": 1}, 0.0, 0.0),
+            ({"moved": 1}, 0.0, 0.0),
         ],
     )
-    def test_what_counts_as_progress(self, seen: dict[str, float], idle: float) -> None:
+    def test_what_counts_as_a_move_and_as_progress(
+        self, seen: dict[str, float], still: float, idle: float
+    ) -> None:
         rank = Movement(0.0)
         rank.note(0, ALL_REDUCE, 0, 0)
         for at in range(1, 10):
@@ -351,7 +304,7 @@ class TestMovement:
                 step=int(at * seen.get("step", 0)),
                 computes="computes" in seen,
             )
-        assert rank.idle_seconds(90.0) == idle
+        assert (rank.still_seconds(90.0), rank.idle_seconds(90.0)) == (still, idle)
 
     def test_steps_per_second(self) -> None:
         rank = Movement(0.0)

@@ -20,27 +20,26 @@ from processes import hand_over
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import Handover
 from rallypoint.launch.reports import ACTIVITY, STALL, Reports
-from rallypoint.launch.stacks import movement, steps, watching
+from rallypoint.launch.stacks import progress, signals_of, stack_signals, steps, watching
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, unpack
-from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.frames import Dump
-from rallypoint.launch.stacks.grouping import JobActivity, put_together
+from rallypoint.launch.stacks.flight_recorder import PIPES, read_recorders, with_pipes
+from rallypoint.launch.stacks.frames import Dump, fold
+from rallypoint.launch.stacks.progress import JobActivity, put_together
 from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
 from rallypoint.launch.stacks.sampling import RankSampler
 from rallypoint.launch.stacks.steps import read_step, step
-from rallypoint.launch.stacks.switch import signals_of, stack_signals
 from rallypoint.launch.stacks.system import (
     children_of,
     helper_of,
     mask_of,
     names_of,
+    py_spy_program,
     read_process,
     read_process_elsewhere,
 )
-from rallypoint.launch.stacks.tools import PIPES, py_spy_program, read_recorders, with_pipes
 from rallypoint.launch.stacks.watching import StallWatch, StoreChannel, answering
 from rallypoint.launch.stacks.words import group_lines, stall_lines
-from rallypoint.watch.status.stacks import all_lines, rank_lines
+from rallypoint.watch.status.views import all_lines, rank_lines
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)
@@ -108,6 +107,24 @@ class Ranks:
             [StackRequest(each, each.pid, read_process(each.pid)) for each in sources], SIGNALS
         )
 
+    def ask_until_all_answer(self, *sources: Source) -> dict[int, Dump]:
+        """Beside a load, one may be late."""
+        dumps, deadline = self.ask(*sources), time.monotonic() + SECONDS
+        while len(dumps) < len(sources):
+            assert time.monotonic() < deadline
+            dumps.update(self.ask(*sources))
+        return dumps
+
+    def sample_until(self, holds: Callable[[RankActivity], object], seconds: float = 1000.0) -> RankActivity:
+        """The last of the ranks, as soon as it is as it should be; `seconds` is the patience."""
+        sampler, deadline = RankSampler(self.folder, SIGNALS, seconds), time.monotonic() + SECONDS
+        while True:
+            last = sampler.sample().ranks[-1]
+            if holds(last):
+                return last
+            assert time.monotonic() < deadline, last
+            time.sleep(0.01)
+
     def end(self) -> None:
         for each in self.processes:
             for child in children_of(each.pid):
@@ -136,13 +153,7 @@ def test_whatever_a_rank_does_it_answers_with_its_line(ranks: Ranks) -> None:
     sources = {way: ranks.start(f"{script}\nodd()") for way, (script, _) in WAYS.items()}
     for way, (_, call) in WAYS.items():
         awaited(lambda: call in read_process(sources[way].pid).facts.call)  # noqa: B023
-    dumps: dict[int, Dump] = {}
-
-    def have_answered() -> bool:  # beside a load, one may be late
-        dumps.update(ranks.ask(*sources.values()))
-        return len(dumps) == len(sources)
-
-    awaited(have_answered)
+    dumps = ranks.ask_until_all_answer(*sources.values())
     for way, source in sources.items():
         own = fold(dumps[source.pid].stack).own
         assert [each.function for each in own][:2] == ["odd", "<module>"], way
@@ -196,17 +207,10 @@ odd()
 def test_a_thread_that_holds_the_gil_is_named(ranks: Ranks) -> None:
     ranks.start("import time\ntime.sleep(1000)")
     ranks.start(HELD)
-    sampler = RankSampler(ranks.folder, SIGNALS, 1000.0)
-    seen: list[RankActivity] = []
-
-    def is_held_for_a_second() -> bool:
-        seen[:] = sampler.sample().ranks[1:]
-        return bool(seen[0].lock_holder) and seen[0].still_seconds > 1
-
-    awaited(is_held_for_a_second)
-    assert "odd" in [each.function for each in seen[0].stack]
-    assert seen[0].lock_holder[0].function == "hold"
-    [group] = put_together([MachineActivity("a", tuple(seen))]).groups
+    seen = ranks.sample_until(lambda each: each.lock_holder and each.still_seconds > 1)
+    assert "odd" in [each.function for each in seen.stack]
+    assert seen.lock_holder[0].function == "hold"
+    [group] = put_together([MachineActivity("a", (seen,))]).groups
     told = "\n".join(group_lines(group))
     assert re.search(r"another thread of rank 1 holds the interpreter lock \(GIL\): hold \(script_", told)
 
@@ -222,15 +226,7 @@ def test_blocked_signals_closed_files_and_many_threads_end_nothing(ranks: Ranks)
             "def odd(): time.sleep(1000)",
         )
     ]
-    for source in sources:
-        dumps: dict[int, Dump] = {}
-
-        def answers() -> bool:
-            dumps.update(ranks.ask(source))  # noqa: B023
-            return source.pid in dumps  # noqa: B023
-
-        awaited(answers)
-        assert dumps[source.pid].stack[0].function == "odd"
+    awaited(lambda: {d.stack[0].function for d in ranks.ask_until_all_answer(*sources).values()} == {"odd"})
 
 
 def test_the_helper_thread_is_ready_before_the_script_runs(ranks: Ranks, tmp_path: Path) -> None:
@@ -250,15 +246,9 @@ def test_after_all_files_were_closed_a_rank_that_holds_the_gil_answers_again(ran
         "import ctypes, os\nos.closerange(3, 1000)\ndef odd():\n    input()\n"
         "    ctypes.PyDLL(None).usleep(1000 * 10**6)\nodd()"
     )
-    awaited(lambda: source.pid in ranks.ask(source))  # it opens the file anew
+    ranks.ask_until_all_answer(source)  # it opens the file anew
     go_on(ranks.processes[0])
-    lines: list[int] = []
-
-    def has_gone_on() -> bool:
-        lines[:] = [each.stack[0].line for each in ranks.ask(source).values()]
-        return lines == [6]
-
-    awaited(has_gone_on)
+    awaited(lambda: [each.stack[0].line for each in ranks.ask(source).values()] == [6])
 
 
 def test_of_a_process_that_c_code_has_forked_the_state_is_told(ranks: Ranks) -> None:
@@ -267,43 +257,28 @@ def test_of_a_process_that_c_code_has_forked_the_state_is_told(ranks: Ranks) -> 
         "if ctypes.PyDLL(None).fork() == 0: os.read(ends[0], 1)\nos.wait()"
     )
     [child] = children_of(source.pid)
-    sampler = RankSampler(ranks.folder, SIGNALS, 1.0)
-    seen: list[RankActivity] = []
-
-    def is_told() -> bool:
-        seen[:] = sampler.sample().ranks
-        return bool(seen[0].children)
-
-    awaited(is_told)
+    [told] = ranks.sample_until(lambda each: each.children, 1.0).children
     assert helper_of(child) == 0
-    assert (seen[0].children[0].pid, seen[0].children[0].stack) == (child, ())
-    assert seen[0].children[0].facts.call == "read() of a pipe"
+    assert (told.pid, told.stack, told.facts.call) == (child, (), "read() of a pipe")
 
 
-def test_the_stack_of_a_rank_that_is_stopped_has_its_age(ranks: Ranks) -> None:
+def test_a_rank_that_is_stopped_is_not_asked_its_stack_has_its_age_and_it_goes_on_later(ranks: Ranks) -> None:
     source = ranks.start("import time\ndef odd(): time.sleep(1000)\nodd()")
     sampler = RankSampler(ranks.folder, SIGNALS, 1000.0)
     awaited(lambda: bool(sampler.sample().ranks[0].stack))
     os.kill(source.pid, signal.SIGSTOP)
     awaited(lambda: read_process(source.pid).state == "T")
     [activity] = sampler.sample().ranks
+    assert activity.facts.state.startswith("is stopped")
     assert activity.stack_seconds > 0
+    assert not mask_of(source.pid, helper_of(source.pid)).pending
     work = put_together([MachineActivity("a", (activity,))])
     assert stall_lines(work)[0].startswith("rank 0 on a does not answer, last seen 0.")
     assert " ago in time" not in all_lines(work, with_summary=False)[1]
     assert any(line.startswith("  its stack of 0.") for line in all_lines(work, with_summary=False))
     assert "last seen 0." in rank_lines(work, 0)[0]
-
-
-def test_a_rank_that_is_stopped_is_not_asked_and_goes_on_later(ranks: Ranks) -> None:
-    source = ranks.start("import time\ntime.sleep(1000)")
-    os.kill(source.pid, signal.SIGSTOP)
-    awaited(lambda: read_process(source.pid).state == "T")
-    assert ranks.ask(source) == {}
-    assert not mask_of(source.pid, helper_of(source.pid)).pending
-    assert read_process(source.pid).facts.state.startswith("is stopped")
     os.kill(source.pid, signal.SIGCONT)
-    awaited(lambda: source.pid in ranks.ask(source))  # once its helper thread has gone on, too
+    ranks.ask_until_all_answer(source)  # once its helper thread has gone on, too
 
 
 HOLDS_LOCK = "re.match('(a+)+$', 'a' * 60 + 'b')"
@@ -358,7 +333,7 @@ def test_a_program_that_enters_functions_all_the_time_is_not_harmed(ranks: Ranks
         "import random\nnumbers = list(range(2000))\nwhile True: sorted(numbers, key=lambda n: -n)"
     )
     for _ in range(100):
-        awaited(lambda: source.pid in ranks.ask(source))  # beside a load, it may be too late once
+        ranks.ask_until_all_answer(source)
     assert ranks.processes[0].poll() is None
 
 
@@ -393,16 +368,9 @@ def py_spy() -> None:
 @pytest.mark.usefixtures("py_spy")
 def test_what_does_not_answer_is_looked_into_from_outside(ranks: Ranks) -> None:
     stopped = ranks.start("import os, signal\ndef odd(): os.kill(os.getpid(), signal.SIGSTOP)\nodd()")
-    sampler = RankSampler(ranks.folder, SIGNALS, 1.0)
-    seen: list[RankActivity] = []
-
-    def are_seen() -> bool:
-        seen[:] = sampler.sample().ranks
-        return bool(seen[0].stack)
-
     awaited(lambda: read_process(stopped.pid).state == "T")
-    awaited(are_seen)
-    assert [each.function for each in seen[0].stack] == ["odd", "<module>"]
+    seen = ranks.sample_until(lambda each: each.stack, 1.0)
+    assert [each.function for each in seen.stack] == ["odd", "<module>"]
     assert read_process(stopped.pid).state == "T", "it is not continued"
 
 
@@ -435,7 +403,6 @@ class FakeStore(StoreChannel):
 
     def __init__(self) -> None:
         self.told: list[MachineActivity] = []
-        self.texts: list[str] = []
         self.text = ""
 
     @property
@@ -566,7 +533,7 @@ def go_on(rank: subprocess.Popen[str]) -> None:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples come every half second, whatever the patience is."""
-    monkeypatch.setattr(movement, "_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(progress, "_EVERY_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -621,7 +588,7 @@ def test_of_a_rank_that_reports_its_error_it_is_told_what_it_did_before(ranks: R
 def test_who_waits_for_a_rank_that_has_ended_has_less_time(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(movement, "_AFTER_END_SECONDS", 1.0)
+    monkeypatch.setattr(progress, "_AFTER_END_SECONDS", 1.0)
     ranks.start(f"{COLLECTIVE}\nall_reduce()")
     early = ranks.start("def load():\n    input()\nload()")
     said: list[list[str]] = []
@@ -649,17 +616,18 @@ def test_ranks_that_move_are_no_stall(ranks: Ranks) -> None:
     assert [each.rank for each in activity.ranks] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
+def test_the_signals_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, numbers in (
         ("", (signal.SIGRTMAX - 3, signal.SIGRTMAX - 4)),
         ("SIGUSR2", (signal.SIGUSR2,)),
         ("sigrtmin+5, 60", (signal.SIGRTMIN + 5, 60)),
         ("OFF", ()),
-    ],
-)
-def test_the_signals_can_be_chosen(text: str, numbers: tuple[int, ...]) -> None:
-    assert signals_of(text, "the test") == numbers
+    ):
+        assert signals_of(text, "the test") == numbers
+    monkeypatch.setenv("RALLYPOINT_STACKS", "off")
+    assert stack_signals() == ()
+    environ = {**Handover(Path("folder")).variables(), "RALLYPOINT_STACKS": "off"}
+    assert answering(environ) == environ
 
 
 def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) -> None:
@@ -686,13 +654,6 @@ def test_a_recorder_of_torchs_is_asked_for_its_last_collectives(tmp_path: Path) 
     assert "rank 1: nccl:broadcast" in text
 
 
-def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RALLYPOINT_STACKS", "off")
-    assert stack_signals() == ()
-    environ = {**Handover(Path("folder")).variables(), "RALLYPOINT_STACKS": "off"}
-    assert answering(environ) == environ
-
-
 def test_a_system_without_proc_tells_that_a_process_is_there_and_works() -> None:
     before = read_process_elsewhere(os.getpid())
     assert (before.is_here, before.parent) == (True, os.getppid())
@@ -708,9 +669,5 @@ def test_the_calls_of_both_architectures_are_known() -> None:
     x86, arm = names_of("x86_64"), names_of("aarch64")
     assert (x86[0], arm[63]) == ("read", "read")
     assert (x86[202], arm[98]) == ("futex", "futex")
-    assert set(x86.values()) - set(arm.values()) == {
-        "poll",
-        "select",
-        "epoll_wait",
-    }
+    assert set(x86.values()) - set(arm.values()) == {"poll", "select", "epoll_wait"}
     assert names_of("riscv64") == {}

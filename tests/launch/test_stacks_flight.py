@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import UsageError
-from rallypoint.launch.stacks.flight_dumps import as_lines, compare, read_dump
+from rallypoint.launch.stacks.flight_recorder import as_lines, compare, read_dump
 
 _FRAMES = [
     {"name": "all_reduce", "filename": "/venv/lib/python3.11/site-packages/torch/x.py", "line": 9},

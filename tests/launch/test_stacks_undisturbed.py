@@ -17,8 +17,8 @@ from jobs import free_port
 from rallypoint.client.tcp import TCPStore
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import Handover
+from rallypoint.launch.stacks import signals_of
 from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import signals_of
 
 if sys.platform != "linux":
     pytest.skip("it asks as Linux does", allow_module_level=True)

@@ -139,6 +139,7 @@ def test_every_rank_has_its_own_entropy(tmp_path: Path) -> None:
         ("import _thread, time\n_thread.start_new_thread(time.sleep, (60,))", "thread"),
         ("import os\nrank = int(os.environ.get('RANK', 0))", "RANK"),
         ("import os\nrank = 'LOCAL_RANK' in os.environ", "LOCAL_RANK"),
+        ("log = open(__file__)", "poison.py"),
         ("import os\nos._exit(1)", ""),
         ("raise SystemExit(1)", ""),
         ("print('a banner')", ""),
@@ -161,6 +162,32 @@ def test_an_import_that_makes_forks_unsafe_is_left_to_the_ranks(
     else:
         assert done.stdout.endswith("True\n" if "print" in text else "False\n") or "True" in done.stdout
         assert done.stderr == ""
+
+
+_OWNERS = """
+import multiprocessing, selectors, socket, sys
+from rallypoint.launch.template.template import start_template
+sys.owners = [*socket.socketpair(), open(__file__), selectors.DefaultSelector(), *multiprocessing.Pipe()]
+rank = start_template().start([sys.executable, "-u", sys.argv[1]], {}, None, None)
+sys.exit(rank.wait())
+"""
+_PIPES = """
+import gc, os, sys
+descriptors = [each for _ in range(8) for each in os.pipe()]
+print(descriptors[0], [os.fstat(each).st_size for each in descriptors].count(0))
+sys.owners.clear()
+gc.collect()
+print([os.fstat(each).st_size for each in descriptors].count(0))
+"""
+
+
+def test_objects_of_the_parent_close_no_descriptor_of_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(_OWNERS)
+    (tmp_path / "script.py").write_text(_PIPES)
+    done = subprocess.run(
+        [sys.executable, "agent.py", "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "3 16\n16\n", done.stderr
 
 
 def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:

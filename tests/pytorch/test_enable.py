@@ -57,7 +57,7 @@ def test_torch_is_helped_from_enable_to_disable(monkeypatch: pytest.MonkeyPatch,
     """What torch calls when it is imported, in this process."""
     calls: list[str] = []
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("rallypoint.pytorch.activation.substitute", lambda: calls.append("helped"))
+    monkeypatch.setattr("rallypoint.pytorch.autoload.substitute", lambda: calls.append("helped"))
     monkeypatch.setitem(sys.modules, "torch.distributed", sys)  # it has been imported
     helped = []
     for command in ("enable", "disable", "disable"):  # the last: nothing to do
@@ -75,7 +75,7 @@ def test_a_process_of_a_run_that_ignores_pythonpath_is_helped_by_torch(
     calls: list[str] = []
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr("rallypoint.pytorch.activation.substitute", lambda: calls.append("helped"))
+    monkeypatch.setattr("rallypoint.pytorch.autoload.substitute", lambda: calls.append("helped"))
     monkeypatch.setitem(sys.modules, "torch.distributed", sys)
     hand_over(monkeypatch, tmp_path)
     before = sys.excepthook

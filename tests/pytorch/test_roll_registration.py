@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from jobs import SECONDS, free_port, job, patch_torch
 from processes import Server, hand_over, serving, torch_serving
-from rallypoint.client.absence import HEAD
-from rallypoint.client.look import look_at_job
+from rallypoint.client.look import HEAD, look_at_job
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports

@@ -442,22 +442,6 @@ def test_a_process_group_of_two_can_be_made_again_and_again(
     assert done.returncode == 0, done.stderr
 
 
-_STORE = """
-import torch.distributed as dist
-print(type(dist.TCPStore("127.0.0.1", 0, is_master=True)).__name__)
-"""
-
-
-@pytest.mark.slow
-def test_injected_processes_come_up(tmp_path: Path) -> None:
-    refused = _run(_STORE, _simulated("no-libuv"), tmp_path)
-    assert "without libuv support" in refused.stderr
-    helped = _run(_STORE, inject(_simulated("no-libuv")), tmp_path)
-    assert (helped.returncode, helped.stdout) == (0, "TCPStore\n"), helped.stderr
-    replaced = _run(_STORE, inject(_simulated("broken")), tmp_path)
-    assert (replaced.returncode, replaced.stdout) == (0, "PythonStore\n"), replaced.stderr
-
-
 @pytest.mark.parametrize(
     "method",
     ["spawn", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "fork"))],

@@ -95,20 +95,6 @@ def test_each_try_of_a_job_has_a_store_of_its_own(tmp_path: Path) -> None:
         assert running.processes() == []
 
 
-@pytest.mark.slow
-def test_a_failure_on_one_machine_restarts_both(tmp_path: Path) -> None:
-    """The machines count their restarts each for itself, so a file tells which try it is."""
-    fail_once = _FAIL_ONCE.replace("tries == 0", "not os.path.exists('failed')")
-    script = fail_once.replace("raise", "open('failed', 'w').close(); raise")
-    options = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=2"]
-    endpoint = f"localhost:{free_port()}"
-    with job(tmp_path) as running:
-        for _ in range(2):
-            running.start(script, [*options, *_backend(endpoint)])
-        assert running.wait() == [0, 0], running.logs()
-        _all_done(running, 4)
-
-
 _UNTIL_ALONE = (
     TRAIN
     + """
@@ -125,33 +111,14 @@ if not os.path.exists("met"):
 )
 
 
-# The same without torch.
-_WAIT_UNTIL_ALONE = """
-import os, time
-rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
-print("ready", rank, "of", world, flush=True)
-if world == "2":
-    open("met", "w").close()
-if world == "2" or not os.path.exists("met"):
-    time.sleep(600)
-print("done 0 of 1 sum 0.0 objects [{'from': 0}]", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("victim", "script"),
-    [
-        pytest.param(0, _WAIT_UNTIL_ALONE, id="without torch", marks=pytest.mark.slow),
-        pytest.param(0, _UNTIL_ALONE, id="the machine with the store", marks=pytest.mark.slow),
-        pytest.param(1, _UNTIL_ALONE, id="the other", marks=pytest.mark.slow),
-    ],
-)
-def test_the_survivor_of_two_goes_on(victim: int, script: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1], ids=["the machine with the store", "the other"])
+def test_the_survivor_of_two_goes_on(victim: int, tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *_backend(endpoint, _QUICK)]
     with job(tmp_path) as running:
         for _ in range(2):
-            running.start(script, options)
+            running.start(_UNTIL_ALONE, options)
         running.await_text("of 2")
         kill_tree(running.agents[victim])
         codes = running.wait()

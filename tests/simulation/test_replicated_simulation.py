@@ -11,23 +11,14 @@ from unittest.mock import patch
 import pytest
 
 from memory_log import MemoryLog, _Record
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.replica.core.leader import Caller, LeaderCore
 from rallypoint.store.replica.core.replica import Replica
 from replicated_simulation import simulate
-from simulation import must_catch
-
-SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+from simulation import in_batches, must_catch
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        *(range(each, each + 50) for each in range(0, 300, 50)),
-        *(pytest.param(range(each, each + 250), marks=SLOW) for each in range(300, 2_050, 250)),
-    ],
-    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
-)
+@in_batches(300, 2_050)
 def test_every_run_could_have_been_one_store(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)

@@ -19,39 +19,31 @@ from linearizability import (
     whole_store,
 )
 from rallypoint.store.core import sessions
-from rallypoint.store.core.sessions import LongAnswers, Session, SessionConnection
-from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.context import Rest
+from rallypoint.store.core.sessions import Session, SessionConnection
+from rallypoint.store.core.store import Connection
 from rallypoint.store.core.tickets import StoreCarrier
 from rallypoint.store.relay.core.combining import Combiner
-from rallypoint.store.relay.core.ranks import Rank
-from rallypoint.store.relay.core.slots import (
-    AddSlot,
-    Call,
-    OnAnswer,
-    RequestOrder,
-    SharedSlot,
-    Slot,
-    Waiter,
-    WaitSlot,
-)
+from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.core.upstream import Upstream
+from rallypoint.store.relay.core.upstream_requests import (
+    CombinedAdd,
+    OnAnswer,
+    PopCall,
+    RequestOrder,
+    SharedRequest,
+    SharedWait,
+    UpstreamRequest,
+    Waiter,
+)
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.encoding import unpack_i64
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.sessions import Status
-from simulation import must_catch, simulate
-
-SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+from rallypoint.store.wire.sessions import LongAnswers, Status
+from simulation import in_batches, must_catch, simulate
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        *(range(each, each + 50) for each in range(0, 300, 50)),
-        *(pytest.param(range(each, each + 250), marks=SLOW) for each in range(300, 5_050, 250)),
-    ],
-    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
-)
+@in_batches(300, 5_050)
 def test_every_run_could_have_been_one_store(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)
@@ -80,13 +72,13 @@ def test_a_read_that_joins_one_already_sent_is_caught(monkeypatch: pytest.Monkey
     def join_what_is_sent(
         self: Combiner, order: RequestOrder, op: Op, blobs: Sequence[bytes], on_answer: OnAnswer
     ) -> None:
-        for slot in self._sent.values():
+        for request in self._sent.values():
             if (
-                isinstance(slot, SharedSlot)
-                and slot._blobs == blobs
-                and (slot._op is Op.CHECK) == (op is Op.CHECK)
+                isinstance(request, SharedRequest)
+                and request._blobs == blobs
+                and (request._op is Op.CHECK) == (op is Op.CHECK)
             ):
-                slot.askers.append(on_answer)
+                request.askers.append(on_answer)
                 return
         read(self, order, op, blobs, on_answer)
 
@@ -98,34 +90,34 @@ def test_a_wait_that_ends_with_one_from_before_it_is_caught(monkeypatch: pytest.
     end_wait = Combiner._end_wait
 
     def end_for_all(
-        self: Combiner, slot: WaitSlot, waiters: Sequence[Waiter], status: Status, content: bytes
+        self: Combiner, request: SharedWait, waiters: list[Waiter], status: Status, content: bytes
     ) -> None:
         for waiter in waiters:
             waiter.since = 0
-        end_wait(self, slot, waiters, status, content)
+        end_wait(self, request, waiters, status, content)
 
     monkeypatch.setattr(Combiner, "_end_wait", end_for_all)
     must_catch("no order explains", 2_000, "waits", first=513)
 
 
 def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell_all_the_last(self: AddSlot, status: Status, content: bytes) -> bool:
+    def tell_all_the_last(self: CombinedAdd, status: Status, content: bytes) -> bool:
         for _, _, answer in self._parts:
             answer(status, content)
         return True
 
-    monkeypatch.setattr(AddSlot, "take", tell_all_the_last)
+    monkeypatch.setattr(CombinedAdd, "take", tell_all_the_last)
     must_catch("told twice", mix="adds", first=60)
 
 
 def test_sums_that_are_dealt_out_backwards_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = AddSlot.take
+    take = CombinedAdd.take
 
-    def deal_backwards(self: AddSlot, status: Status, content: bytes) -> bool:
+    def deal_backwards(self: CombinedAdd, status: Status, content: bytes) -> bool:
         self._parts.reverse()
         return take(self, status, content)
 
-    monkeypatch.setattr(AddSlot, "take", deal_backwards)
+    monkeypatch.setattr(CombinedAdd, "take", deal_backwards)
     must_catch("no order explains", first=29)
 
 
@@ -147,9 +139,11 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
     def repeat_adds(self: Session, connection: SessionConnection, taken: int) -> None:
         attach(self, connection, taken)
         if isinstance(self._carrier, StoreCarrier):
+            requester = self._carrier._requester(self)
+            assert isinstance(requester, Connection)
             for key, amount in last.pop(self.token, []):
                 if key.startswith(b"c"):  # the others are no numbers
-                    self._carrier._requester(self).add(key, amount)
+                    requester.add(key, amount)
 
     monkeypatch.setattr(Session, "begin_batch", begin)
     monkeypatch.setattr(StoreCarrier, "carry", remember)
@@ -158,13 +152,13 @@ def test_a_batch_that_is_carried_out_twice_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_the_dead_who_are_counted_at_a_barrier_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = Rank.leave
+    leave = RelayClient.leave
 
-    def stay_at_barriers(self: Rank) -> Rest:
+    def stay_at_barriers(self: RelayClient) -> Rest:
         self._arrivals.clear()
         return leave(self)
 
-    monkeypatch.setattr(Rank, "leave", stay_at_barriers)
+    monkeypatch.setattr(RelayClient, "leave", stay_at_barriers)
     must_catch("barrier", mix="barriers", first=35)
 
 
@@ -176,7 +170,9 @@ def test_relays_that_count_while_they_are_away_are_caught(monkeypatch: pytest.Mo
 def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     find = Combiner._find
 
-    def forget_the_order(self: Combiner, order: RequestOrder, name: tuple[object, ...]) -> Slot | None:
+    def forget_the_order(
+        self: Combiner, order: RequestOrder, name: tuple[object, ...]
+    ) -> UpstreamRequest | None:
         order.last = 0
         return find(self, order, name)
 
@@ -185,7 +181,7 @@ def test_joining_before_an_earlier_request_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_a_call_that_nobody_gives_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(self: Combiner, call: Call) -> None:
+    def keep(self: Combiner, call: PopCall) -> None:
         pass
 
     monkeypatch.setattr(Combiner, "dismiss", keep)

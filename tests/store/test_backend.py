@@ -14,7 +14,7 @@ from processes import serving
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import UsageError
 from rallypoint.store.server.loops.backend import Choice, choose, parse_switch
-from raw import RawClient, log_of
+from raw import RawClient
 
 pytestmark = pytest.mark.windows
 
@@ -148,4 +148,4 @@ def test_serve_without_libuv_falls_back(
         assert server.backend == "legacy"
         with RawClient(server.port) as client:
             assert client.answers()
-        assert log_of(server).count(f"{PACKAGE} cannot be imported") == warnings
+        assert server.read_log().count(f"{PACKAGE} cannot be imported") == warnings

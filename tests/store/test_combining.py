@@ -13,7 +13,7 @@ from ends import arrive, blob, end_of_wait, i64, leave, recall, wait_in_turn
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.context import Context
 from rallypoint.store.relay.core.combining import Combiner
-from rallypoint.store.relay.core.slots import Arrival, Call, RequestOrder, Waiter
+from rallypoint.store.relay.core.upstream_requests import Arrival, PopCall, RequestOrder, Waiter
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import Status
@@ -31,7 +31,7 @@ class Client:
         self.order = RequestOrder()
         self.is_present = True
         self.got: list[object] = []
-        self.calls: list[Call] = []
+        self.calls: list[PopCall] = []
 
     def answer(self, status: Status, content: bytes) -> None:
         self.got.append(content if status is DONE else (status, content))
@@ -49,7 +49,7 @@ class Wait(Waiter):
     def is_present(self) -> bool:
         return self._client.is_present
 
-    def end(self, refusal: bytes | None, call: Call | None) -> None:
+    def end(self, refusal: bytes | None, call: PopCall | None) -> None:
         got = "over" if refusal is None and call is None else "called" if call else refusal
         self._client.got.append(got)
         if call is not None:
@@ -444,17 +444,21 @@ def test_the_end_of_a_wait_that_crosses_its_leave_is_for_nobody(bench: Bench, st
 # Queues
 
 
-def test_a_call_is_not_for_who_joined_too_late_to_be_sure(bench: Bench) -> None:
+@pytest.mark.parametrize("second_is_there", [True, False])
+def test_a_call_is_not_for_who_is_away_nor_for_who_joined_too_late_to_be_sure(
+    bench: Bench, second_is_there: bool
+) -> None:
     first, second, late = clients(3)
     bench.wait(first, b"q")
     bench.wait(second, b"q")
     bench.send()
     bench.wait(late, b"q")
-    first.is_present = False
+    first.is_present, second.is_present = False, second_is_there
     bench.take(0, end_of_wait(1), CALLED)
-    assert [rank.got for rank in (first, second, late)] == [[], ["called"], []]
-    assert bench.send() == [wait_in_turn(b"q")]
-    bench.take(1, end_of_wait(2))
+    assert [rank.got for rank in (first, second, late)] == [[], ["called"] if second_is_there else [], []]
+    declined = [] if second_is_there else [leave(0)]
+    assert bench.send() == [*declined, wait_in_turn(b"q")]
+    bench.take(1 + len(declined), end_of_wait(2))
     assert late.got == ["over"]
 
 
@@ -504,12 +508,3 @@ def test_leaves_that_cross_a_release_are_for_those_who_were_not_released(
         bench.take(tag, i64(min(left, 1)))
         left -= min(left, 1)
     assert tuple(rank.got for rank in ranks) == expected
-
-
-def test_no_more_leave_than_have_arrived_before_the_arrival_was_sent(bench: Bench) -> None:
-    rank, other = clients(2)
-    arrival = bench.arrive(rank, 9, 1)
-    bench.arrive(other, 9, 2)
-    bench.leave(rank, arrival, 2)
-    assert rank.got == [("left", 1)]
-    assert bench.send() == [arrive(b"b", 9, 2)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.outbox import GoOn
+from rallypoint.store.core.context import GoOn
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.wire.encoding import VALIDATE, blob, blobs, counted_request, pack_i64, request
 from rallypoint.store.wire.limits import Limits

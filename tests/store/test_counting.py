@@ -33,7 +33,7 @@ from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.rollcall.clients import whole
 from rallypoint.store.rollcall.snapshot import Operation, Snapshot
-from rallypoint.store.wire import whole as whole_requests
+from rallypoint.store.wire import requests
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import Op
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
@@ -83,7 +83,7 @@ each_front = pytest.mark.parametrize(
 def _relays_read_on() -> Iterator[None]:
     """However many replies are due: nobody answers them here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rallypoint.store.relay.core.ranks._MOST_DUE", 1_000)
+        patch.setattr("rallypoint.store.relay.core.relay_client._MOST_DUE", 1_000)
         yield
 
 
@@ -162,7 +162,7 @@ def test_what_all_clients_say_alike_is_counted(make: Callable[[], Desk]) -> None
 
 def test_what_was_known_once_is_counted_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so much data is known at a time; it is forgotten all at once."""
-    monkeypatch.setattr(whole_requests, "_MOST_ENTRIES", 4)
+    monkeypatch.setattr(requests, "_MOST_ENTRIES", 4)
     desk = Desk(Core())
     (client,) = desk.open()
     for number in range(20):

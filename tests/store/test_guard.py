@@ -27,6 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cable import recording
 from jobs import free_port, job
 from namespaces import two_machines
 from processes import BACKENDS, end
@@ -35,11 +36,11 @@ from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
 from rallypoint.store.access import NoUser
 from rallypoint.store.connect import connecting
+from rallypoint.store.connect.connection import guard as guard_socket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import guard as guard_socket
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.socket_owner import SocketTable
-from rallypoint.store.relay.finding import find_upstream
+from rallypoint.store.relay.reaching import find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.question import Question
@@ -56,7 +57,7 @@ from rallypoint.store.server.process.hosting import host_server
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.store.wire.opcodes import Op
 from raw import RawClient, until
-from threads import recording, running_here
+from threads import running_here
 
 pytestmark = pytest.mark.windows
 

@@ -19,7 +19,7 @@ from ends import BYE, PRESENT, Batch, Desk, batch, read_upstream, relay_on, serv
 from hostile import KINDS, LARGE, STORED, attack_of, requests_of, stored_key
 from processes import BACKENDS, Server, end, relaying, serving
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.outbox import Close, DriverTask, GoOn
+from rallypoint.store.core.context import Close, DriverTask, GoOn
 from rallypoint.store.core.store import Core
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, request
 from rallypoint.store.wire.limits import Limits
@@ -114,7 +114,7 @@ def test_replies_are_the_same_in_slices_as_at_once(monkeypatch: pytest.MonkeyPat
     ]
     replies = []
     for slice_of in (256, 1 << 30):
-        monkeypatch.setattr("rallypoint.store.core.slices.SLICE", slice_of)
+        monkeypatch.setattr("rallypoint.store.core.context.SLICE", slice_of)
         core = stocked()
         client = core.open("client")
         client.receive(VALIDATE)
@@ -152,7 +152,7 @@ def test_a_relay_with_very_many_waits_comes_and_goes_and_others_need_not_wait() 
     assert GoOn(second) in core.outbox.take_others()
     while not (second.session and second.session.is_present):  # what was left of the first is done before
         assert count_calls(lambda: second.receive(b"")) < 12_000
-    assert not any(map(core.engine._away.__contains__, second.session.notes.values()))
+    assert not any(map(core.engine.barriers.away.__contains__, second.session.notes.values()))
     assert count_calls(lambda: second.receive(BYE)) < 12_000
     is_more = True
     while is_more:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import BACKENDS, end
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.hosting import WITH_PARENT, HostedServer, Lifespan, host_server

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks.clients import connect
 from engines import (
     EtcdCluster,
     RedisCluster,
@@ -24,16 +26,11 @@ from engines import (
     is_open,
     redis_cluster,
 )
-from rallypoint.bench.clients import TORCH, connect
-from rallypoint.bench.machine import resident_bytes
-from rallypoint.client.look import look
-from rallypoint.client.tcp import TCPStore
-from rallypoint.store.connect.deadline import Deadline
+from rallypoint.bench.clients import TORCH
 from rallypoint.store.replica.engines.address import parse_address
 from rallypoint.store.replica.engines.etcd_client import EtcdClient
 from rallypoint.store.replica.engines.opening import open_log
 from rallypoint.store.replica.log import TrimmedError
-from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import blob, pack_u32, request
 from rallypoint.store.wire.opcodes import Op
 from survival import FrontEnd, front_end
@@ -106,32 +103,6 @@ def _start(url: str, port: int, folder: Path, stack: ExitStack) -> FrontEnd:
 
 
 @pytest.mark.slow
-def test_a_log_of_short_records_is_kept_short_as_well(
-    cluster: EtcdCluster | RedisCluster, tmp_path: Path
-) -> None:
-    """They have few bytes, but each is to be read and dropped: 340 of them count for a MiB."""
-    url, (port,) = cluster.url("job"), free_ports(1)
-    with ExitStack() as stack:
-        _start(url, port, tmp_path, stack)
-        log = stack.enter_context(closing(open_log(url)))
-        with TCPStore("127.0.0.1", port, timeout=60) as store:
-            for number in range(1, 1_201):
-                assert store.add("n", 1) == number
-        replication = look("127.0.0.1", port, Question(), Deadline(30)).replication
-        assert replication is not None
-        assert replication.records >= 1_200
-
-        def is_trimmed() -> bool:
-            try:
-                log.read(replication.records - 700)
-            except TrimmedError:
-                return True
-            return False
-
-        await_that(is_trimmed, lambda: "its records are still there")
-
-
-@pytest.mark.slow
 def test_the_log_stays_short_and_memory_does_not_grow(
     cluster: EtcdCluster | RedisCluster, tmp_path: Path
 ) -> None:
@@ -151,7 +122,11 @@ def test_the_log_stays_short_and_memory_does_not_grow(
         sizes: list[tuple[int, int, int]] = []
         for step in range(6):
             writer.write(_CHECKPOINTS * MIB // 6)
-            both = [resident_bytes(each.process.pid) for each in (leader, standby) if each.process]
+            both = [
+                psutil.Process(each.process.pid).memory_info().rss
+                for each in (leader, standby)
+                if each.process
+            ]
             sizes.append((_bytes_in(cluster), both[0], both[1]))
             print(", ".join(f"{size / MIB:.1f}" for size in sizes[-1]), "MiB in engine, leader, standby")
             if step == 2:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from processes import serving
-from rallypoint.store.core.traffic import PeerLimit, address_of
+from rallypoint.store.core.turn import PeerLimit, address_of
 from raw import RawClient, until
 
 pytestmark = pytest.mark.windows

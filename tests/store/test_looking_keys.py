@@ -126,22 +126,34 @@ def _told_before_all_go(steps: int) -> int:
 # Who has written a key last
 
 
-def test_the_last_writer_of_a_key_is_told(desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(set_(b"/set") + add(b"/add", 1) + request(Op.APPEND, b"/append", b"x"))
-    first.send(multi_set(b"/one", b"/two") + request(Op.COMPARE_SET, b"/compare", b"", b"v"))
-    assert writers_of(desk) == dict.fromkeys(["set", "add", "append", "one", "two", "compare"], 1)
-    second.send(set_(b"/set") + add(b"/add", 1) + request(Op.APPEND, b"/append", b"x"))
-    second.send(multi_set(b"/two") + request(Op.COMPARE_SET, b"/compare", b"v", b"w"))
-    assert writers_of(desk) == {**dict.fromkeys(["set", "add", "append", "two", "compare"], 2), "one": 1}
+ALL_BUT_ONE = ["set", "add", "append", "two", "compare"]
+FIRST = set_(b"/set") + add(b"/add", 1) + request(Op.APPEND, b"/append", b"x") + multi_set(b"/one", b"/two")
+FIRST += request(Op.COMPARE_SET, b"/compare", b"", b"v")
+SECOND = set_(b"/set") + add(b"/add", 1) + request(Op.APPEND, b"/append", b"x") + multi_set(b"/two")
+SECOND += request(Op.COMPARE_SET, b"/compare", b"v", b"w")
+READS = get(b"/k") + add(b"/k", 0) + wait(b"/k") + counted_request(Op.MULTI_GET, [b"/k"])
+READS += counted_request(Op.CHECK, [b"/k"]) + request(Op.DELETE_KEY, b"/other")
+DELETES = request(Op.DELETE_KEY, b"/k") + add(b"/k", 0)
+"""The key is there afterwards, because it was read."""
 
 
-def test_who_only_reads_writes_nothing(desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(set_(b"/k", b"1"))
-    second.send(get(b"/k") + add(b"/k", 0) + wait(b"/k") + counted_request(Op.MULTI_GET, [b"/k"]))
-    second.send(counted_request(Op.CHECK, [b"/k"]) + request(Op.DELETE_KEY, b"/other"))
-    assert writers_of(desk) == {"k": 1}
+@pytest.mark.parametrize(
+    ("sent", "writers"),
+    [
+        ([FIRST], dict.fromkeys([*ALL_BUT_ONE, "one"], 1)),
+        ([FIRST, SECOND], {**dict.fromkeys(ALL_BUT_ONE, 2), "one": 1}),
+        ([set_(b"/k", b"1"), READS], {"k": 1}),
+        ([set_(b"/k"), DELETES], {"k": 0}),
+        ([set_(b"/k"), DELETES + add(b"/k", 1)], {"k": 2}),
+        ([push(b"/q"), push(b"/q"), pop(b"/q")], {"q": 2}),
+    ],
+    ids=["the first", "the last", "who reads", "who deletes", "who counts on", "the last to push"],
+)
+def test_the_last_writer_of_a_key_is_told(desk: Desk, sent: list[bytes], writers: dict[str, int]) -> None:
+    """What two clients send, in turn."""
+    for client, each in zip(desk.open(2) * 2, sent, strict=False):
+        client.send(each)
+    assert writers_of(desk) == writers
 
 
 @pytest.mark.parametrize("value", [b"v", b"value", b""])
@@ -169,17 +181,6 @@ def test_a_write_that_is_refused_writes_nothing() -> None:
     assert writers_of(desk) == {"k": 1}
 
 
-def test_a_key_that_is_deleted_has_no_writer(core: Core, desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(set_(b"/k"))
-    second.send(request(Op.DELETE_KEY, b"/k"))
-    assert core.writers == {}
-    second.send(add(b"/k", 0))
-    assert writers_of(desk) == {"k": 0}, "it is there because it was read"
-    second.send(add(b"/k", 1))
-    assert writers_of(desk) == {"k": 2}
-
-
 def test_values_and_queues_of_one_name_have_writers_of_their_own(desk: Desk) -> None:
     first, second = desk.open(2)
     first.send(set_(b"/k") + push(b"/q"))
@@ -192,14 +193,6 @@ def test_values_and_queues_of_one_name_have_writers_of_their_own(desk: Desk) -> 
     ]
     first.send(request(Op.DELETE_KEY, b"/k") + pop(b"/q"))
     assert [(each.key, each.queued, each.writer) for each in keys_of(desk)] == [("q", 0, 2), ("k", 1, 2)]
-
-
-def test_the_last_to_push_is_told(desk: Desk) -> None:
-    first, second = desk.open(2)
-    first.send(push(b"/q"))
-    second.send(push(b"/q"))
-    first.send(pop(b"/q"))
-    assert [(each.queued, each.writer) for each in keys_of(desk)] == [(1, 2)]
 
 
 def test_what_a_relay_writes_is_the_relays(desk: Desk) -> None:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from processes import BACKENDS, Server, end, relaying, serving
+from processes import BACKENDS, Server, end, relaying, serving, torch_serving
 from rallypoint.client.look import look
 from rallypoint.errors import NotOursError
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.store.rollcall.question import Question
@@ -31,7 +31,7 @@ from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request
 from rallypoint.store.wire.opcodes import Op
-from raw import SECONDS, RawClient, server_of_torch, until
+from raw import SECONDS, RawClient, until
 from rolls import rank
 from test_core import barrier, set_, wait
 from test_looking import go_on
@@ -362,7 +362,7 @@ def test_who_says_who_it_is_is_not_asked_about() -> None:
 
 @pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "legacy"])
 def test_torchs_own_server_takes_a_hello_for_a_key_that_is_not_there(use_libuv: bool) -> None:
-    with server_of_torch(use_libuv) as port, RawClient(port) as client:
+    with torch_serving(use_libuv) as port, RawClient(port) as client:
         hello = request(Op.DELETE_KEY, b"/" + hello_key(rank(3, "node-a")).encode())
         client.send(request(Op.SET, b"/k", b"v") + request(Op.GETNUMKEYS))
         before = client.read(8)

@@ -16,7 +16,7 @@ import pytest
 
 from ends import Desk, relay_on
 from processes import BACKENDS, Server, end, serving
-from rallypoint.store.core.outbox import Close, DriverTask
+from rallypoint.store.core.context import Close, DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import Budget

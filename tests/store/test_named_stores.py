@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from processes import BACKENDS
+from rallypoint.client.base import PrefixStore
 from rallypoint.client.look import look, look_at_job
-from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import to_text
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
@@ -25,8 +25,8 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.launch.rendezvous.roster import Member, Roster, Size
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.store import Core
-from rallypoint.store.relay.finding import find_upstream, knows_names
 from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.relay.reaching import find_upstream, knows_names
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot

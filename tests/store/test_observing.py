@@ -18,8 +18,7 @@ from ends import Desk, End, Played, arrive
 from processes import end, relaying, serving
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.core.context import About
-from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Pause
+from rallypoint.store.core.context import About, Close, CoreFault, DriverTask, Enter, GoOn, Pause
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.events import (
     BarrierComplete,
@@ -139,7 +138,7 @@ def test_the_length_of_a_wait_does_not_depend_on_the_time_of_day(observed: Obser
     observed.clock.wall_ahead += hour
     observed.core.end_second()
     third.send(set_(b"/k") + barrier(b"/b", 2))
-    lengths = [each.seconds for each in observed.take(Waiting, Waited, BarrierComplete)]  # type: ignore[union-attr]
+    lengths = [each.seconds for each in observed.take(Waiting, Waited, BarrierComplete)]  # type: ignore[attr-defined]
     assert lengths == [2.0] * 5
     first.send(wait(b"/l"))
     observed.clock.now += 0.5
@@ -186,6 +185,7 @@ def test_who_still_waits_when_the_server_stops_has_waited_in_vain(observed: Obse
     (client,) = observed.open()
     client.send(wait(b"/k"))
     observed.clock.now += 1.0
+    assert observed.core.journal is not None
     observed.core.journal.stopped()
     waited, stopped = observed.take()
     assert waited == Waited(1_011.0, 1, ("k",), 1_010.0, 1.0, 1, gave_up=True)
@@ -199,9 +199,9 @@ def test_a_wait_that_a_pop_elsewhere_leaves_to_another_ends(observed: Observed) 
     second.send(wait(b"/q"))
     observed.clock.now += 1.0
     third.send(push(b"/q"))
-    assert [each.client for each in observed.take(Waited)] == [1]  # type: ignore[union-attr]
+    assert [each.client for each in observed.take(Waited)] == [1]  # type: ignore[attr-defined]
     first.close()
-    assert [(each.client, each.by) for each in observed.take(Waited)] == [(2, 1)]  # type: ignore[union-attr]
+    assert [(each.client, each.by) for each in observed.take(Waited)] == [(2, 1)]  # type: ignore[attr-defined]
     assert second.take() == b"\x00"
 
 

@@ -11,9 +11,8 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,18 +20,14 @@ from hypothesis import strategies as st
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core import tickets
-from rallypoint.store.relay.core import children
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS
+from rallypoint.store.core.store import CLIENT_METHODS
+from rallypoint.store.relay.core import downstream
 from rallypoint.store.wire import parser
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import BATCH_OPS, CLIENT_OPS, OPERATIONS, SESSION_OPS, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import (
-    CLIENT_METHODS,
-    EXTENSION_METHODS,
-    SESSION_METHODS,
-    Deliver,
-    RequestHandler,
-)
+from rallypoint.store.wire.requests import RawHandler, carried
 
 pytestmark = pytest.mark.windows
 
@@ -41,7 +36,7 @@ VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
-ALL: dict[Op, Deliver[Any]] = {**CLIENT_METHODS, Op.TELL: EXTENSION_METHODS[Op.TELL]}
+ALL = carried([*CLIENT_OPS, Op.TELL])
 
 Call = tuple[object, ...]
 
@@ -52,7 +47,7 @@ def test_every_operation_is_in_the_table_and_has_its_method() -> None:
     assert SESSION_METHODS.keys() == SESSION_OPS
     extensions = {op for op, row in OPERATIONS.items() if not row.traits} - {Op.VALIDATE}
     assert EXTENSION_METHODS.keys() == extensions
-    for own in (tickets._METHODS, children._OWN):
+    for own in (tickets._METHODS, downstream._OWN):
         assert {*CLIENT_OPS, *own} >= BATCH_OPS >= own.keys()
 
 
@@ -72,12 +67,15 @@ class Recorder:
     def validate(self) -> None:
         self.note("VALIDATE")
 
-    def __getattr__(self, method: str) -> Callable[..., bytes]:
-        return partial(self.note, method.upper())
+    def get(self, key: bytes) -> bytes:
+        return self.note("GET", key)
 
-    def note(self, name: str, *arguments: object) -> bytes:
-        flat = [part for each in arguments for part in (each if isinstance(each, list) else [each])]
-        self.calls.append((name, *flat))
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+        number = [tail] if op is Op.PING else list(struct.unpack("<q", tail)) if tail else []
+        return self.note(op.name, *blobs, *number)
+
+    def note(self, name: str, *arguments: bytes | int) -> bytes:
+        self.calls.append((name, *arguments))
         return b"[%d]" % len(self.calls)
 
 
@@ -91,13 +89,22 @@ def feed_all(feed: Callable[[bytes], bytes], recorder: Recorder, data: bytes) ->
 
 
 class Bench:
-    """A parser on a recorder. `validated` has its VALIDATE behind it, which is not among `calls`."""
+    """A parser on a recorder. `validated` has its VALIDATE behind it, which is not among `calls`.
 
-    def __init__(self, limits: Limits | None = None, *, validated: bool = True) -> None:
-        self.recorder = Recorder()
-        self.parser = RequestParser(
-            cast(RequestHandler, self.recorder), RequestTable(limits or Limits(), ALL)
-        )
+    The parsers of one server share a `table`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        validated: bool = True,
+        table: RequestTable[RawHandler] | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.recorder = recorder or Recorder()
+        self.table = table or RequestTable(limits or Limits(), ALL)
+        self.parser = RequestParser(cast(RawHandler, self.recorder), self.table)
         if validated:
             self.parser.feed(VALIDATE)
             self.recorder.calls.clear()
@@ -157,7 +164,7 @@ EXAMPLES = [
     counted(5, "CHECK", 2, [b"one", b"two"]),
     counted(5, "CHECK", 0, []),
     counted(6, "WAIT", 2, [b"one", b"one"]),
-    plain(7, "NUM_KEYS"),
+    plain(7, "GETNUMKEYS"),
     plain(8, "DELETE_KEY", b"key"),
     plain(9, "APPEND", b"key", b"more"),
     counted(10, "MULTI_GET", 3, [b"one", b"", b"three"]),
@@ -228,7 +235,7 @@ requests = st.one_of(
     st.builds(with_number, st.just(4), st.just("ADD"), keys, numbers),
     counted_requests(5, "CHECK"),
     counted_requests(6, "WAIT"),
-    plain_requests(7, "NUM_KEYS"),
+    plain_requests(7, "GETNUMKEYS"),
     plain_requests(8, "DELETE_KEY", keys),
     plain_requests(9, "APPEND", keys, values),
     counted_requests(10, "MULTI_GET"),
@@ -333,7 +340,7 @@ def count_calls(action: Callable[[], object]) -> int:
     return count
 
 
-def count_allocated(parser: RequestParser[RequestHandler], pieces: list[bytes]) -> int:
+def count_allocated(parser: RequestParser[RawHandler], pieces: list[bytes]) -> int:
     """How many bytes the feeds allocate, those given back at once included: what is copied is counted."""
     total = 0
     tracemalloc.start()
@@ -541,25 +548,13 @@ def test_a_second_validate(size: int) -> None:
 class Objector(Recorder):
     """A handler that does not stand for numbers."""
 
-    def add(self, key: bytes, amount: int, /) -> bytes:
-        raise ProtocolError("no numbers")
+    def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
+        if op is Op.ADD:
+            raise ProtocolError("no numbers")
+        return super().carry(op, blobs, tail)
 
-    def get(self, key: bytes, /) -> bytes:
+    def get(self, key: bytes) -> bytes:
         raise ProtocolError("no gets")
-
-
-class Crowd:
-    """Parsers on handlers of their own that share their forms, as the connections of one server do."""
-
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.table: RequestTable[RequestHandler] = RequestTable(limits or Limits(), ALL)
-
-    def join(self, handler: Recorder | None = None) -> tuple[Recorder, Callable[[bytes], bytes]]:
-        handler = handler or Recorder()
-        feed = RequestParser(cast(RequestHandler, handler), self.table).feed
-        feed(VALIDATE)
-        handler.calls.clear()
-        return handler, feed
 
 
 VIOLATIONS = {
@@ -578,14 +573,14 @@ def test_the_error_has_the_replies_before_it_also_when_it_comes_again(violation:
     before = EXAMPLES[0].wire + ping(b"nonc").wire
     for behind in (b"", b"\x0dnonc", b"\x00" * 100):
         for data, replies in ((violation, b""), (before + violation, b"[2][3]")):
-            crowd = Crowd(SMALL)
+            table: RequestTable[RawHandler] = RequestTable(SMALL, ALL)
             for _ in range(4):  # what comes again is known by its bytes
-                objector, feed = crowd.join(Objector())
-                assert feed(EXAMPLES[0].wire) == b"[1]"
+                bench = Bench(table=table, recorder=Objector())
+                assert bench.feed(EXAMPLES[0].wire) == b"[1]"
                 with pytest.raises(ProtocolError) as caught:
-                    feed(data + behind)
+                    bench.feed(data + behind)
                 assert caught.value.replies == replies
-                assert len(objector.calls) == (3 if replies else 1)
+                assert len(bench.calls) == (3 if replies else 1)
 
 
 # The same data again and again, as from many clients at a barrier
@@ -595,32 +590,30 @@ def test_the_error_has_the_replies_before_it_also_when_it_comes_again(violation:
 @given(st.lists(st.lists(requests, min_size=1, max_size=4), max_size=4), st.data())
 def test_what_is_said_again_gives_the_same_as_in_bytes(said: list[list[Sent]], data: st.DataObject) -> None:
     """Each of some reads comes several times, in any order, now and then to a parser within a request."""
-    recorder, feed = Crowd().join()
-    bench = Bench()
+    whole, in_pieces = Bench(), Bench()
     pieces = [b"".join(sent.wire for sent in sents) for sents in said]
     pieces += [piece[: len(piece) // 2] for piece in pieces]
     for piece in data.draw(st.lists(st.sampled_from(pieces), max_size=16)) if pieces else []:
         try:
-            expected = b"".join(bench.feed(byte) for byte in in_bytes(piece))
+            expected = in_pieces.feed(*in_bytes(piece))
         except ProtocolError as error:
             with pytest.raises(type(error)):
-                feed_all(feed, recorder, piece)
+                whole.feed(piece)
             break
-        assert feed_all(feed, recorder, piece) == expected
-    assert recorder.calls == bench.calls
+        assert whole.feed(piece) == expected
+    assert whole.calls == in_pieces.calls
 
 
 def test_what_is_known_is_bounded_and_found_again() -> None:
-    crowd = Crowd()
-    recorder, feed = crowd.join()
+    bench = Bench()
     for number in range(1000):
         sent = plain(1, "SET", b"%d" % number, b"value")
         for _ in range(3):
-            feed(sent.wire)
-            assert recorder.calls[-1] == sent.call
-    assert len(recorder.calls) == 3000
-    assert 0 < len(crowd.table.repeated.calls) <= 64
-    known = sum(map(len, crowd.table.repeated.calls))
+            bench.feed(sent.wire)
+            assert bench.calls[-1] == sent.call
+    assert len(bench.calls) == 3000
+    assert 0 < len(bench.table.repeated.calls) <= 64
+    known = sum(map(len, bench.table.repeated.calls))
     for _ in range(3):
-        feed(plain(1, "SET", b"key", b"v" * 300).wire)
-    assert sum(map(len, crowd.table.repeated.calls)) == known, "only short data is kept"
+        bench.feed(plain(1, "SET", b"key", b"v" * 300).wire)
+    assert sum(map(len, bench.table.repeated.calls)) == known, "only short data is kept"

@@ -33,8 +33,8 @@ from rallypoint.errors import (
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay import relay as running
 from rallypoint.store.relay.core.relay import RelayCore
-from rallypoint.store.relay.finding import find_upstream
 from rallypoint.store.relay.hosting import host_relay
+from rallypoint.store.relay.reaching import find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump

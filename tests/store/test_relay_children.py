@@ -16,14 +16,13 @@ from ends import (
     end_of_wait,
     i64,
     leave,
-    pop_called,
     recall,
     wait_in_turn,
 )
 from rallypoint.store.wire.encoding import counted_request
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import ASK
-from test_core import add, barrier, get, pop, wait
+from test_core import add, barrier, get, wait
 
 pytestmark = pytest.mark.windows
 
@@ -144,17 +143,6 @@ def test_a_leave_of_more_than_are_left_after_a_release_is_of_those_alone(
 
 
 # Waits and calls of who is away
-
-
-def test_a_call_is_passed_on_and_answered_by_a_pop(relay: ByHand, child: Played) -> None:
-    child.send(wait(b"q"))
-    relay.asked()
-    relay.answer((0, CALLED, end_of_wait(1)))
-    child.items()
-    child.send(pop_called(b"q", 0), pop_called(b"q", 0))
-    assert relay.asked() == [pop_called(b"q", 0), pop(b"q")]
-    relay.answer((1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0)))
-    assert child.items() == [(1, DONE, i64(1) + blob(b"v")), (2, DONE, i64(0))]
 
 
 def test_a_push_that_comes_while_its_waiter_is_away_is_for_another(relay: ByHand, child: Played) -> None:

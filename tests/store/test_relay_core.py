@@ -30,7 +30,7 @@ from ends import (
     welcome,
 )
 from rallypoint.errors import LimitError, ProtocolError, SessionLostError
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.context import DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.upstream import BEAT, BYE
@@ -53,20 +53,6 @@ def relay() -> ByHand:
 
 
 # Replies in their order
-
-
-def test_replies_come_in_the_order_of_the_requests(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    assert rank.ask(PING) == b"ping"
-    assert rank.ask(get(b"k") + PING + add(b"n", 1) + CANCEL_WAIT + ASK + get(b"l")) == b""
-    assert relay.asked() == [get(b"k"), add(b"n", 1), get(b"l")]
-    relay.answer((0, DONE, blob(b"v")))
-    assert rank.take() == blob(b"v") + b"ping"
-    relay.answer((2, DONE, blob(b"w")))
-    assert rank.take() == b""
-    relay.answer((1, DONE, i64(1)))
-    assert rank.take() == i64(1) + b"\x01" + b"\x00" + blob(b"w")
-    assert rank.ask(PING) == b"ping"
 
 
 def test_a_ping_behind_a_wait_comes_back_from_the_store(relay: ByHand) -> None:
@@ -274,15 +260,6 @@ def test_one_of_those_who_wait_is_called_and_pops_as_such(relay: ByHand) -> None
     assert relay.asked() == [pop_called(b"q", 0), pop(b"q")]
     relay.answer((2, DONE, i64(1) + blob(b"v")), (3, DONE, i64(0)))
     assert first.take() == i64(1) + blob(b"v") + i64(0)
-
-
-def test_who_cancels_after_it_was_called_hands_the_call_on(relay: ByHand) -> None:
-    (rank,) = relay.desk.open()
-    rank.send(wait(b"q"))
-    relay.asked()
-    relay.answer((0, CALLED, end_of_wait(1)))
-    assert rank.ask(CANCEL_WAIT) == b"\x00\x01"
-    assert relay.asked() == [leave(0)]
 
 
 # The session upstream

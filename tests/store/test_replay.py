@@ -17,7 +17,7 @@ from ends import Desk, batch, blob, session, u64
 from fuzz_cores import STAGES, Script, Stage, Step, play
 from fuzz_scripts import make_script
 from rallypoint.store.core import sessions
-from rallypoint.store.core.outbox import Other
+from rallypoint.store.core.context import Other
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.wire import parser

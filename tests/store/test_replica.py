@@ -10,18 +10,15 @@ from hypothesis import strategies as st
 
 from ends import BEAT, SIGN_OF_LIFE, note, session
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import About
+from rallypoint.store.core.context import About, Close, DriverTask, GoOn
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Close, DriverTask, GoOn
 from rallypoint.store.core.store import Core
 from rallypoint.store.replica.core import replica as replica_module
 from rallypoint.store.replica.core.leader import Caller, LeaderCore
 from rallypoint.store.replica.core.records import (
-    Assembly,
     Entry,
     FormatError,
     Kind,
-    in_parts,
     link,
     pack,
     pack_record,
@@ -108,13 +105,23 @@ class Leader:
             self._empty_outbox()
         return list(parts)
 
+    def commit_all(self) -> None:
+        while self.commit():
+            pass
+
     def ask(self, caller: Caller, *requests: bytes) -> bytes:
         """What a caller is sent because of some requests, when all is committed."""
         before = len(self.sent[caller.id])
         self.receive(caller, b"".join(requests))
-        while self.commit():
-            pass
+        self.commit_all()
         return self.sent[caller.id][before:]
+
+    def look(self, name: str = "") -> Snapshot:
+        told: list[bytes] = []
+        self.core.look_at(name, Question(), told.append)
+        while self.core.looks.step() is not LookStep.DONE:
+            pass
+        return Snapshot.from_json(told[0])
 
     def _refuse(self, caller: Caller, why: str) -> None:
         """As a pump does: it takes no more requests, but gets its replies."""
@@ -220,19 +227,6 @@ def test_a_lone_client_is_answered_as_by_a_plain_store(pieces: list[bytes], cuts
     assert (caller.id in leader.closed or caller in leader.ending) is bool(wrong)
 
 
-def test_nothing_is_answered_before_the_record_is_committed() -> None:
-    leader = Leader([])
-    leader.commit()
-    one, other = leader.open(), leader.open()
-    leader.core.confirm(leader.clock.now)
-    leader.receive(one, request(Op.ADD, b"/k", tail=pack_i64(3)))
-    leader.receive(other, request(Op.GET, b"/k"))
-    assert leader.sent == {one.id: b"", other.id: request(Op.GET, b"")[1:]}, "it reads what is committed"
-    while leader.commit():
-        pass
-    assert leader.sent[one.id] == pack_i64(3)
-
-
 @pytest.mark.parametrize(
     ("what", "is_read"),
     [
@@ -247,8 +241,7 @@ def test_who_only_reads_needs_no_record(what: bytes, is_read: bool) -> None:
     leader = Leader([])
     caller = leader.open(request(Op.SET, b"/k", b"v"))
     leader.core.confirm(leader.clock.now)
-    while leader.commit():
-        pass
+    leader.commit_all()
     leader.receive(caller, what)
     assert bool(leader.commit()) is not is_read
 
@@ -297,27 +290,10 @@ def test_waits_for_many_keys_that_are_given_up_are_tidied_up() -> None:
     assert Replica.of(leader.core.replica.state()).state() == leader.core.replica.state()
 
 
-def test_reads_are_logged_when_the_lease_is_over_or_a_write_is_under_way() -> None:
-    leader = Leader([])
-    caller = leader.open()
-    leader.core.confirm(leader.clock.now)
-    leader.commit()
-    leader.receive(caller, request(Op.SET, b"/k", b"v"))
-    leader.receive(caller, request(Op.GET, b"/k"))
-    assert leader.sent[caller.id] == b""
-    while leader.commit():
-        pass
-    assert leader.sent[caller.id].endswith(b"v")
-    leader.clock.now += 1.0
-    leader.receive(caller, request(Op.GET, b"/k"))
-    assert leader.commit()
-
-
 def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
     hello = request(Op.DELETE_KEY, b"/" + hello_key(Identity(role=Role.TOOL)).encode())
     leader = Leader([])
-    while leader.commit():
-        pass
+    leader.commit_all()
     looker = leader.open(hello + ASK + request(Op.LOOK, Question().to_json()))
     while leader.core.looks.step() is not LookStep.DONE:
         pass
@@ -331,19 +307,14 @@ def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
 
 def test_what_a_client_tells_is_no_record_and_what_a_launcher_says_of_a_stall_is() -> None:
     leader = Leader([])
-    while leader.commit():
-        pass
+    leader.commit_all()
     caller = leader.open(request(Op.TELL, b"text"))
     leader.receive(caller, request(Op.TELL, b"another"))
     assert not leader.commit()
     assert (caller.held, caller.is_known) == (0, False)
     leader.ask(caller, request(Op.TELL, b"text") + request(Op.SET, b"/rallypoint/stall", b"rank 3"))
     assert b"text" not in b"".join(leader.log)
-    told: list[bytes] = []
-    leader.core.look_at("", Question(), told.append)
-    while leader.core.looks.step() is not LookStep.DONE:
-        pass
-    snapshot = Snapshot.from_json(told[0])
+    snapshot = leader.look()
     assert (snapshot.stall, [each.told for each in snapshot.clients]) == ("rank 3", [""])
 
 
@@ -356,17 +327,8 @@ def test_a_look_tells_the_process_the_bytes_and_whether_there_is_such_a_store() 
         leader.ask(caller, request(Op.SET, b"/k", b"v"))
         caller.received, caller.sent = count, 3 * count
     leader.close(gone)
-    while leader.commit():
-        pass
-
-    def look(name: str) -> Snapshot:
-        told: list[bytes] = []
-        leader.core.look_at(name, Question(), told.append)
-        while leader.core.looks.step() is not LookStep.DONE:
-            pass
-        return Snapshot.from_json(told[0])
-
-    here, nowhere = look(""), look("nope")
+    leader.commit_all()
+    here, nowhere = leader.look(), leader.look("nope")
     assert (here.version, here.host, here.pid, here.backend) == ("1.2", "node-a", 77, "legacy")
     assert (here.received, here.sent) == (120, 360)
     assert [(each.received, each.sent) for each in here.clients] == [(100, 300)]
@@ -381,8 +343,7 @@ def test_no_session_is_given_up_because_the_engine_was_away() -> None:
     relay = leader.open()
     leader.ask(relay, session(keep=5_000), b"\x22")
     leader.close(relay)
-    while leader.commit():
-        pass
+    leader.commit_all()
     sessions, before = leader.core.replica.stores[""].sessions, leader.core.time
     for _ in range(20):
         leader.tick()
@@ -532,15 +493,6 @@ def test_rules_that_are_no_limits_are_refused(limit: bytes) -> None:
     assert rules != rules_of(Limits())
     with pytest.raises(FormatError, match="record 1 of the log: the rules of a leader"):
         Replica().take(link([pack_record(1.0, [Entry(Kind.TERM, 1, rules)])], 0)[0])
-
-
-def test_parts_that_a_dead_leader_has_left_are_dropped() -> None:
-    entries = [Entry(Kind.REQUESTS, 1, bytes(500))]
-    parts = in_parts(pack_record(1.0, entries), MOST)
-    assembly, whole = Assembly(), pack_record(2.0, [Entry(Kind.TERM, 2)])
-    assert [assembly.take(part) for part in parts[:-1]] == [None] * (len(parts) - 1)
-    assert assembly.take(whole) == whole
-    assert [each for each in map(assembly.take, parts) if each] == [pack_record(1.0, entries)]
 
 
 def test_what_an_engine_has_lost_is_noticed_when_the_log_goes_on() -> None:

@@ -30,7 +30,7 @@ from ends import (
     wait_in_turn,
 )
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.outbox import Close
+from rallypoint.store.core.context import Close
 from rallypoint.store.core.store import Core
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.wire.encoding import counted_request, request

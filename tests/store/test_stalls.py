@@ -22,7 +22,7 @@ from rallypoint.store.server.reporting.events import Events, RelayEvents, StallR
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
-from raw import SECONDS, RawClient, await_log, log_of
+from raw import SECONDS, RawClient, await_log
 from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
 from test_looking import PING, Clock, finish, hello, told
@@ -307,7 +307,7 @@ def test_the_log_of_a_server_names_who_waits_for_what(backend: str, tmp_path: Pa
         assert "rank 0" in waits
         with RawClient(server.port) as client:
             assert client.answers(), "nobody has noticed"
-        assert "Traceback" not in log_of(server)
+        assert "Traceback" not in server.read_log()
 
 
 def test_the_log_names_who_waits_behind_a_relay(tmp_path: Path) -> None:
@@ -317,6 +317,6 @@ def test_the_log_names_who_waits_behind_a_relay(tmp_path: Path) -> None:
         relay = stack.enter_context(relaying(server.address, logs[1], ["--limit", "stall_seconds=0.5"]))
         stack.enter_context(waiting(relay, rank(5, "node-b", world_size=8), b"/missing"))
         assert "rank 5" in await_log(server, "missing", "rank 5")
-        assert "progress" not in log_of(relay)
+        assert "progress" not in relay.read_log()
         snapshot = look_at(relay.host, relay.port, Question(), Deadline(SECONDS))
         assert snapshot.kind == "relay"

@@ -22,17 +22,18 @@ from pathlib import Path
 
 import pytest
 
+from cable import recording
 from processes import BACKENDS, serving
 from rallypoint.client.file import FileStore
 from rallypoint.errors import AccessError
 from rallypoint.launch import reports
 from rallypoint.store.access import USERS_VARIABLE
+from rallypoint.store.connect.connection import GuardedSocket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.store.server.guard.tls import client_channel
 from raw import SECONDS, RawClient, until
-from threads import prove, recording
+from threads import prove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs /proc and tmpfs")
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store.core.traffic import MARK_SECONDS, Traffic
-from rallypoint.store.core.turn import Durations, Turn
+from rallypoint.store.core.turn import MARK_SECONDS, Durations, Traffic, Turn
 from rallypoint.store.server.loops.legacy import LegacyLoop
 from rallypoint.store.server.loops.libuv import LibuvLoop
 from rallypoint.store.server.loops.loop import Loop

@@ -24,10 +24,10 @@ from rallypoint.launch.endpoint import parse_places
 from rallypoint.store.connect.connection import Connection
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.store import Core
-from rallypoint.store.relay import finding, racing
+from rallypoint.store.relay import reaching
 from rallypoint.store.relay import relay as running
-from rallypoint.store.relay.finding import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.outgoing import Address
+from rallypoint.store.relay.reaching import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.judgement import trouble_of
 from rallypoint.store.rollcall.question import Question
@@ -284,7 +284,7 @@ def test_a_store_that_waits_for_its_engine_is_waited_for(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For longer than its sessions are kept. It answers beats, but neither a PING nor a batch."""
-    monkeypatch.setattr(racing, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(reaching, "BEAT_SECONDS", 0.1)
     listener = stack.enter_context(socket.create_server((HOST, 0)))
     listener.settimeout(SECONDS)
     place = Place(HOST, listener.getsockname()[1], [(socket.AF_INET, listener.getsockname())])
@@ -334,8 +334,8 @@ def test_a_name_is_looked_up_again_and_nobody_waits_for_that(
         assert may_answer.wait(SECONDS)
         return [(socket.AF_INET, moving.places[0])]
 
-    monkeypatch.setattr(racing, "resolve", resolve)
-    monkeypatch.setattr(racing, "_LOOK_UP_SECONDS", 0.2)
+    monkeypatch.setattr(reaching, "resolve", resolve)
+    monkeypatch.setattr(reaching, "_LOOK_UP_SECONDS", 0.2)
     moving.serve(0)
     old: list[list[Address]] = [[(socket.AF_INET, moving.places[1])], []]
     for addresses in old:
@@ -373,7 +373,7 @@ def test_a_place_that_refuses_this_process_ends_the_search(monkeypatch: pytest.M
         until(lambda: deadline.passed, "the search ends")
         raise ConnectError("nobody listens")
 
-    monkeypatch.setattr(finding, "connect", refuse)
+    monkeypatch.setattr(reaching, "connect", refuse)
     with pytest.raises(AccessError) as caught:
         find_upstream([("a", 1), ("b", 2), ("c", 3)], 10 * SECONDS)
     assert caught.value.hint == "give it one"

@@ -44,7 +44,7 @@ from rallypoint.store.server.process.binding import ANY_PORT, listen
 from rallypoint.store.server.process.hosting import Lifespan
 from rallypoint.store.wire.encoding import counted_request, pack_i64, request
 from rallypoint.store.wire.opcodes import STOP_WAITING, Op
-from rallypoint.watch.status.summary import summary
+from rallypoint.watch.status.views import summary
 from raw import SECONDS, RawClient, await_log, empty, is_gone, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no workers on Windows")

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from jobs import SECONDS, Job, free_port, job
 from namespaces import Machine, two_machines
-from rallypoint.launch.stacks.movement import PATIENCE
+from rallypoint.launch.stacks.progress import PATIENCE
 from rallypoint.watch.web.serving import watch_store
 from web_browser import browsing, looking
 from web_stores import page_of
@@ -94,37 +95,44 @@ def line_of(mark: str) -> int:
     return number
 
 
-def await_stall(running: Job, mark: Path, words: str) -> float:
-    """Wait until the launcher says it; how many seconds after the hang began."""
-    running.await_text("ranks have joined")
-    running.await_text(words)
-    return time.time() - mark.stat().st_mtime
-
-
 def begin(
     running: Job,
     folder: Path,
     how: str,
-    options: list[str],
+    *options: str,
     machine: Machine | None = None,
-    timeout: str = "1800",
+    timeout: float = 1800,
+    ranks: int = 4,
 ) -> Path:
+    """Start the job; the file that is there once the last rank hangs."""
     fifo, mark, script = folder / "fifo", folder / "mark", folder / "train.py"
     script.write_text(SCRIPT)
     if not fifo.exists():
         os.mkfifo(fifo)
     running.start(
         script,
-        options,
+        [f"--nproc-per-node={ranks}", *options],
         command=("-m", "rallypoint", "run"),
         prefix=machine.prefix if machine else (),
         environ={
-            "TIMEOUT": timeout,
+            "TIMEOUT": str(timeout),
             **({"GLOO_SOCKET_IFNAME": machine.interface} if machine else {"TMPDIR": str(folder)}),
         },
         arguments=[how, str(fifo), str(mark)],
     )
     return mark
+
+
+def hang(folder: Path, how: str, *options: str, words: str = "", **others: Any) -> tuple[float, str]:
+    """Start the job, and wait until the launcher says so: how many seconds after the hang began, and its log.
+
+    The words are those of the line in which the last rank hangs, unless others are given.
+    """
+    with job(folder) as running:
+        mark = begin(running, folder, how, *options, **others)
+        running.await_text("ranks have joined")
+        running.await_text(words or f"(train.py:{line_of(how)}) <- train (train.py:")
+        return time.time() - mark.stat().st_mtime, running.log()
 
 
 WAYS = {
@@ -141,10 +149,7 @@ WAYS = {
 
 
 def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "gil", ["--nproc-per-node=2", f"--stall-after={STALL / PATIENCE}"])
-        seconds = await_stall(running, mark, f"(train.py:{line_of('gil')}) <- train (train.py:")
-        log = running.log()
+    seconds, log = hang(tmp_path, "gil", f"--stall-after={STALL / PATIENCE}", ranks=2)
     assert seconds >= STALL, log
     assert re.search(r"1 of 2 ranks waits in all_reduce .*; rank 1 on \S+ is elsewhere:\n", log)
 
@@ -154,10 +159,7 @@ def test_a_rank_that_holds_the_interpreter_lock_is_named_with_its_line(tmp_path:
 def test_the_odd_rank_is_named_with_its_line(tmp_path: Path, how: str) -> None:
     # A rank that computes is given three times as long.
     seconds = STALL / PATIENCE if how in ("python", "gil") else STALL
-    with job(tmp_path) as running:
-        mark = begin(running, tmp_path, how, ["--nproc-per-node=4", f"--stall-after={seconds}"])
-        seconds = await_stall(running, mark, f"(train.py:{line_of(how)}) <- train (train.py:")
-        log = running.log()
+    seconds, log = hang(tmp_path, how, f"--stall-after={seconds}")
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
     assert f"3 of 4 ranks wait in all_reduce (train.py:{line_of('all wait')}, step 200), for " in log
     assert re.search(r"; rank 3 on \S+ is elsewhere:\n", log)
@@ -194,18 +196,19 @@ dist.barrier()
 """
 
 
+def begin_slow(running: Job, folder: Path, how: str, stall_after: int) -> subprocess.Popen[str]:
+    script = folder / "slow.py"
+    script.write_text(SLOW)
+    options = ["--nproc-per-node=2", f"--stall-after={stall_after}"]
+    return running.start(script, options, command=("-m", "rallypoint", "run"), arguments=[how])
+
+
 @pytest.mark.slow
 def test_a_rank_that_waits_for_a_key_is_waiting_and_the_one_that_is_to_write_it_is_odd(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
     with job(tmp_path) as running:
-        running.start(
-            tmp_path / "slow.py",
-            ["--nproc-per-node=2", "--stall-after=4"],
-            command=("-m", "rallypoint", "run"),
-            arguments=["key"],
-        )
+        begin_slow(running, tmp_path, "key", 4)
         running.await_text("see `rallypoint stacks")
         log = running.log()
     assert re.search(
@@ -215,17 +218,12 @@ def test_a_rank_that_waits_for_a_key_is_waiting_and_the_one_that_is_to_write_it_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["compute", "late"])
-def test_a_job_in_which_a_rank_makes_progress_does_not_stand_still(tmp_path: Path, how: str) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
+@pytest.mark.parametrize(("how", "stall_after"), [("compute", 4), ("late", 6)])
+def test_a_job_in_which_a_rank_makes_progress_does_not_stand_still(
+    tmp_path: Path, how: str, stall_after: int
+) -> None:
     with job(tmp_path) as running:
-        agent = running.start(
-            tmp_path / "slow.py",
-            ["--nproc-per-node=2", f"--stall-after={6 if how == 'late' else 4}"],
-            command=("-m", "rallypoint", "run"),
-            arguments=[how],
-        )
-        assert agent.wait(SECONDS) == 0
+        assert begin_slow(running, tmp_path, how, stall_after).wait(SECONDS) == 0
         log = running.log()
     assert "ranks have joined" in log
     assert "see `rallypoint stacks" not in log
@@ -233,20 +231,16 @@ def test_a_job_in_which_a_rank_makes_progress_does_not_stand_still(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_time_out_that_is_about_to_strike_is_told(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "sleep", ["--nproc-per-node=4"], timeout="16")
-        seconds = await_stall(running, mark, f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:")
-        log = running.log()
+    seconds, log = hang(tmp_path, "sleep", timeout=16)
     assert seconds < 16
-    assert (
-        "rallypoint: a time-out of 16 s is about to strike: 3 of 4 ranks wait in all_reduce (train.py:" in log
-    )
+    told = "rallypoint: a time-out of 16 s is about to strike: 3 of 4 ranks wait in all_reduce (train.py:"
+    assert told in log
 
 
 @pytest.mark.slow
 def test_a_time_out_that_nobody_knew_leaves_time_for_a_look(tmp_path: Path) -> None:
     with job(tmp_path) as running:
-        begin(running, tmp_path, "group", ["--nproc-per-node=4", "--no-explain"])
+        begin(running, tmp_path, "group", "--no-explain")
         assert running.wait() == [1]
         log = running.log()
     assert "rallypoint: a time-out has struck rank" in log
@@ -295,10 +289,7 @@ def test_ranks_that_were_spawned_and_get_their_number_as_an_argument(
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "stop", ["--nproc-per-node=4", STALL_AFTER])
-        seconds = await_stall(running, mark, "is stopped (by SIGSTOP, or Ctrl-Z)")
-        log = running.log()
+    seconds, log = hang(tmp_path, "stop", STALL_AFTER, words="is stopped (by SIGSTOP, or Ctrl-Z)")
     assert STALL <= seconds <= STALL + LATE, (seconds, log)
     assert re.search(r"3 of 4 ranks wait in all_reduce .*; rank 3 on \S+ does not answer:\n", log)
     assert re.search(r"; last seen .* ago in load_batch", log)
@@ -333,18 +324,15 @@ def test_under_a_torchrun_of_the_users_own_the_report_names_where_to_look(tmp_pa
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_was_last_seen_at_its_line(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
-        mark = begin(running, tmp_path, "kill", ["--nproc-per-node=4", "--no-explain", STALL_AFTER])
-        seconds = await_stall(
-            running, mark, f"rank 3 was last seen in load_batch (train.py:{line_of('kill')})"
-        )
+    words = f"rank 3 was last seen in load_batch (train.py:{line_of('kill')})"
+    seconds, _ = hang(tmp_path, "kill", "--no-explain", STALL_AFTER, words=words)
     assert STALL <= seconds <= STALL + LATE
 
 
 @pytest.mark.slow
 def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
     with browsing() as browser, job(tmp_path) as running:
-        begin(running, tmp_path, "sleep", ["--nproc-per-node=4", STALL_AFTER])
+        begin(running, tmp_path, "sleep", STALL_AFTER)
         running.await_text("see `rallypoint stacks ")
         [(host, port)] = re.findall(r"rallypoint stacks ([^\s`]+):(\d+)`", running.log())
         place = f"load_batch (train.py:{line_of('sleep')}) <- train (train.py:"
@@ -365,8 +353,8 @@ def test_the_page_names_the_odd_rank_and_its_line(tmp_path: Path) -> None:
 def begin_on_both(running: Job, folder: Path, how: str, machines: list[Machine]) -> Path:
     place = f"--rdzv-endpoint={machines[0].address}:{free_port()}"
     for number, machine in enumerate(machines):
-        options = ["--nnodes=2", "--nproc-per-node=2", place, f"--node-rank={number}", "--insecure"]
-        mark = begin(running, folder, how, [*options, STALL_AFTER], machine)
+        options = ["--nnodes=2", place, f"--node-rank={number}", "--insecure", STALL_AFTER]
+        mark = begin(running, folder, how, *options, machine=machine, ranks=2)
     return mark
 
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.timeout(2 * _SECONDS + 60)
 
 
 def _train(route: Route, build: Build, use_libuv: str | None = None) -> Result:
-    if trainings.is_missing(route):
-        pytest.skip(f"{route.needs} is not installed")
+    if route.missing:
+        pytest.skip(f"{route.missing} is not installed")
     return trainings.run(route, build, TrainingSettings(use_libuv=use_libuv, seconds=_SECONDS))
 
 

@@ -19,9 +19,10 @@ from typing import BinaryIO
 import pytest
 
 from benchmarks.targets import RedisTarget
+from processes import torch_serving
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.hosting import host_server
-from raw import SECONDS, server_of_torch, until
+from raw import SECONDS, until
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -34,7 +35,7 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="r
 def serving(store: str) -> Iterator[int]:
     """The port of a real store, with nothing in it: torch's, redis, or a backend of ours."""
     if store.startswith("torch"):
-        with server_of_torch(store == "torch-libuv") as port:
+        with torch_serving(store == "torch-libuv") as port:
             yield port
         return
     if store == "redis":

@@ -1,4 +1,4 @@
-"""A cable between a relay and its store: a test can cut, plug in and block it, and read its meter."""
+"""A cable between a client or relay and its store: a test can cut, plug in, block and tap it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _CHUNK = 1 << 16
+
+Tap = Callable[[bytes, bool], bytes]
+"""What is passed on of some bytes; they come from the server if the flag is set."""
 
 
 class Cable:
     """Passes bytes between whoever connects to `port` and a server, in a thread of its own."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, tap: Tap) -> None:
         self._server_port = server_port
+        self._tap = tap
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -115,7 +119,7 @@ class Cable:
             if other is None:
                 return
             try:
-                data = end.recv(_CHUNK)
+                data = self._tap(end.recv(_CHUNK), end in self._down)
                 other.sendall(data)
             except OSError:
                 data = b""
@@ -138,9 +142,28 @@ class Cable:
 
 
 @contextmanager
-def cable_to(server_port: int) -> Iterator[Cable]:
-    cable = Cable(server_port)
+def cable_to(server_port: int, tap: Tap = lambda data, _: data) -> Iterator[Cable]:
+    cable = Cable(server_port, tap)
     try:
         yield cable
     finally:
         cable.close()
+
+
+@contextmanager
+def recording(
+    port: int, change: Callable[[bytes], bytes] = lambda data: data
+) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+    """A port that passes all on, what clients have sent there, and what they were answered.
+
+    `change` may change what they send.
+    """
+    asked: list[bytes] = []
+    answered: list[bytes] = []
+
+    def tap(data: bytes, is_answer: bool) -> bytes:
+        (answered if is_answer else asked).append(data)
+        return data if is_answer else change(data)
+
+    with cable_to(port, tap) as cable:
+        yield cable.port, asked, answered

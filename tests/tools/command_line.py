@@ -19,11 +19,24 @@ class Outcome(NamedTuple):
     stderr: str
     exception: RallypointError | None
 
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
 
-def invoke(*words: str, text: str = "", environ: Mapping[str, str] | None = None) -> Outcome:
-    """Call `rallypoint` with these words, and the text on standard input."""
-    out, err, error = io.StringIO(), io.StringIO(), None
-    stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    @property
+    def said(self) -> str:
+        """What a user reads beside the data."""
+        return f"{self.stderr}{self.exception or ''}"
+
+
+def invoke(*words: str, text: str | bytes = "", environ: Mapping[str, str] | None = None) -> Outcome:
+    """Call `rallypoint` with these words, and the text on standard input.
+
+    Bytes on standard output that are no text stand in the outcome as Python escapes them (PEP 383).
+    """
+    written, err, error = io.BytesIO(), io.StringIO(), None
+    out = io.TextIOWrapper(written, "utf-8", "surrogateescape", newline="", write_through=True)
+    stdin = io.TextIOWrapper(io.BytesIO(text if isinstance(text, bytes) else text.encode()))
     with (
         mock.patch("sys.stdin", stdin),
         mock.patch.dict(os.environ, environ or {}),
@@ -36,4 +49,4 @@ def invoke(*words: str, text: str = "", environ: Mapping[str, str] | None = None
             code = int(end.code or 0)
         except RallypointError as problem:
             code, error = 2 if isinstance(problem, UsageError) else 1, problem
-    return Outcome(code, out.getvalue(), err.getvalue(), error)
+    return Outcome(code, written.getvalue().decode(errors="surrogateescape"), err.getvalue(), error)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.outbox import Close, DriverTask, Enter, GoOn, Other, Pause
+from rallypoint.store.core.context import Close, DriverTask, Enter, GoOn, Other, Pause
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.relay import RelayCore

@@ -25,27 +25,28 @@ from zlib import crc32
 from ends import PRESENT, Desk, End, frame, read_frames, read_upstream, session, welcome
 from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError, SessionLostError
-from rallypoint.store.core import registry, sessions, slices, store
+from rallypoint.store.core import context, sessions, store
+from rallypoint.store.core.context import CoreFault, DriverTask, GoOn
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import CoreFault, DriverTask, GoOn
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.engine import engine, waiters
-from rallypoint.store.relay.core import ranks, relay, slots, upstream
+from rallypoint.store.relay.core import relay, relay_client, upstream, values
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import stall_text
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.wire import parser
+from rallypoint.store.wire import sessions as wire_sessions
 from rallypoint.store.wire.encoding import VALIDATE
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import BATCH_OPS
 from rallypoint.store.wire.parser import RequestTable
+from rallypoint.store.wire.requests import Repeated, WholeRequests
 from rallypoint.store.wire.sessions import batch
-from rallypoint.store.wire.whole import Repeated, WholeRequests
 
 LIMITS: Final = Limits(
     key_bytes=100,
@@ -84,15 +85,21 @@ def make_small() -> None:
     changes: dict[Any, dict[str, Any]] = {
         # So few bytes hold no more keys than a slice, as with the real numbers.
         parser: {"STEPS_AT_ONCE": 6, "BYTES_AT_ONCE": 120, "_LARGE_REPLY": 60, "REPEATED_BYTES": 44},
-        sessions: {"STEPS_AT_ONCE": 6, "LONG": 100, "_SPARE": 200, "MOST_UNTAKEN": 300, "PIECE_BYTES": 60}
+        sessions: {
+            "STEPS_AT_ONCE": 6,
+            "LONG": 100,
+            "_SPARE": 200,
+            "MOST_UNTAKEN": 300,
+            "WholeRequests": lambda *_: requests,
+        }
         | remembered,
-        registry: {"WholeRequests": lambda *_: requests},
-        slots: remembered,
-        slices: {"SLICE": 4},
+        wire_sessions: {"PIECE_BYTES": 60},
+        values: remembered,
+        context: {"SLICE": 4},
         store: {"SLICE": 4, "RequestTable": _shared_table()},
         engine: {"_BARRIERS_AT_ONCE": 6},
         waiters: {"_AT_ONCE": 4},
-        ranks: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
+        relay_client: {"_MOST_DUE": 6, "_NOTICE_BYTES": 150},
         relay: {"RequestTable": _shared_table()},
         upstream: {"_BATCH_BYTES": 300, "_UNACKNOWLEDGED_BYTES": 100, "_TICKS": 2, "MOST_UNTAKEN": 300},
     }
@@ -114,7 +121,7 @@ def _shared_table() -> Callable[..., RequestTable[Any]]:
         table: RequestTable[Any] = object.__new__(RequestTable)
         for name in ("limits", "request_cap", "get_cap", "by_opcode", "hot"):
             setattr(table, name, getattr(made[0], name))
-        table.repeated = Repeated(limits, table.by_opcode)
+        table.repeated = Repeated(table.by_opcode)
         return table
 
     return make

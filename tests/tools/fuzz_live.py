@@ -209,13 +209,13 @@ def serving(target: str) -> Iterator[Server]:
     workers = ["--workers", "2"] if target == "workers" else []
     backend = target if target in BACKENDS else "auto"
     with (
-        tempfile.TemporaryFile("w+") as log,
+        tempfile.NamedTemporaryFile("w+") as log,
         processes.serving(backend, log, [*workers, *limits]) as running,
     ):
         server = Server(running)
         if target == "relay":
             with (
-                tempfile.TemporaryFile("w+") as relay_log,
+                tempfile.NamedTemporaryFile("w+") as relay_log,
                 processes.relaying(running.address, relay_log, limits) as relay,
             ):
                 yield Server(relay)

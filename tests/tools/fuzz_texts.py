@@ -29,7 +29,7 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import stall_text
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.wire.encoding import blob
-from rallypoint.watch.status.summary import summary
+from rallypoint.watch.status.views import summary
 from rallypoint.watch.timeline import words as timeline_words
 from rallypoint.watch.timeline.reading import read_timeline
 from rolls import client, part, plan, rank, ranks, relay, snapshot, wait

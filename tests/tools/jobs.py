@@ -6,7 +6,6 @@ import gc
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from processes import free_port as free_port
 from rallypoint.client.tcp import TCPStore
 from rallypoint.pytorch import cpp_stores, servers, substitution
 from rallypoint.pytorch import store as python_stores
@@ -51,12 +51,6 @@ dist.barrier()
 say("done", rank, "of", world, "sum", total.item(), "objects", objects)
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job:

@@ -37,8 +37,8 @@ class Server:
         return f"{self.host}:{self.port}"
 
     def read_log(self) -> str:
-        self.log.seek(0)
-        return self.log.read()
+        """What it has logged. By its name: the open file shares its position with the one who writes."""
+        return Path(self.log.name).read_text()
 
 
 def hand_over(monkeypatch: pytest.MonkeyPatch, folder: Path, signals: Sequence[int] = ()) -> None:
@@ -77,6 +77,13 @@ def _running(command: Sequence[str], host: str, log: IO[str]) -> Iterator[Server
         yield Server(process, host, int(place.rpartition(":")[2]), kind.strip("()"), log)
     finally:
         end(process)
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def has_ipv6() -> bool:

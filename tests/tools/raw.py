@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
 
 import psutil
 
-from processes import Server, torch_serving
+from processes import Server
 from rallypoint.store.wire.encoding import VALIDATE, blob, request
 from rallypoint.store.wire.opcodes import Op
 
@@ -115,32 +113,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def log_of(server: Server) -> str:
-    """What a server has logged. By its name: the open file shares its position with the one who writes."""
-    return Path(server.log.name).read_text()
-
-
 def await_log(server: Server, *words: str) -> str:
     """The first line of a server's log that has all these words; waits for it."""
     found: list[str] = []
 
     def look() -> bool:
-        found.extend(line for line in log_of(server).splitlines() if all(word in line for word in words))
+        found.extend(line for line in server.read_log().splitlines() if all(word in line for word in words))
         return bool(found)
 
-    until(look, f"a log line with {words}; it has: {log_of(server)}")
+    until(look, f"a log line with {words}; it has: {server.read_log()}")
     return found[0]
-
-
-@contextmanager
-def server_of_torch(use_libuv: bool) -> Iterator[int]:
-    """The port of torch's own server. Its legacy one takes no socket that is bound, but finds a free port."""
-    if use_libuv:
-        with torch_serving(use_libuv=True) as port:
-            yield port
-    else:
-        import torch.distributed as dist  # late: it takes seconds, and most servers here are ours
-
-        master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
-        yield master.port
-        del master

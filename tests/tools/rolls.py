@@ -50,12 +50,17 @@ def wait(*keys: str, seconds: float = 41.0) -> Wait:
 
 
 def plan(*machines: tuple[str, int], number: int = 0) -> str:
-    """Machines with as many ranks each, as a launcher writes it."""
+    """A plan as a launcher writes it."""
+    return planned(*machines, number=number).to_json()
+
+
+def planned(*machines: tuple[str, int], number: int = 0) -> Plan:
+    """Machines with as many ranks each."""
     first, found = 0, []
     for host, count in machines:
         found.append(PlannedMachine(host, first, count))
         first += count
-    return Plan(number, tuple(found)).to_json()
+    return Plan(number, tuple(found))
 
 
 def big_job(size: int, absent: Sequence[int], per_machine: int = 8) -> Snapshot:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.outbox import Close, DriverTask, GoOn, Other
+from rallypoint.store.core.context import Close, DriverTask, GoOn, Other
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.relay.core.relay import RelayCore

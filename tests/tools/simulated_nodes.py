@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memory_log import Memory, MemoryLog
 from rallypoint.errors import RallypointError
-from rallypoint.store.core.outbox import DriverTask, Other
+from rallypoint.store.core.context import DriverTask, Other
 from rallypoint.store.core.sessions import Session
 from rallypoint.store.replica.core.leader import RENEW_SECONDS, LeaderCore
 from rallypoint.store.replica.core.replica import Replica

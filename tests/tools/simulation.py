@@ -30,10 +30,11 @@ import pytest
 from histories import History
 from linearizability import Operation
 from rallypoint.build import in_use
-from rallypoint.store.core import sessions, slices
+from rallypoint.store.core import context, sessions
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.relay.core import upstream
+from rallypoint.store.wire import sessions as wire_sessions
 from simulated_network import Link, Node, Place, Relay, Task
 from simulated_ranks import FailedError, Keys, Rank
 
@@ -471,8 +472,8 @@ def _short_pieces() -> Iterator[None]:
             (sessions, "LONG", 256),
             (sessions, "MOST_UNTAKEN", 400),
             (upstream, "MOST_UNTAKEN", 400),
-            (sessions, "PIECE_BYTES", 100),
-            (slices, "SLICE", 2),
+            (wire_sessions, "PIECE_BYTES", 100),
+            (context, "SLICE", 2),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield
@@ -496,6 +497,19 @@ def run_simulation(simulation: SimulationT) -> SimulationT:
             print(simulation.report())
             print(dict(simulation.counts))
     return simulation
+
+
+def in_batches(quick: int, last: int) -> pytest.MarkDecorator:
+    """Run a test with `seeds` from 0 on: so many are quick, and those from there to `last` are slow."""
+    slow = [pytest.mark.slow, pytest.mark.timeout(600)]
+    return pytest.mark.parametrize(
+        "seeds",
+        [
+            *(range(each, each + 50) for each in range(0, quick, 50)),
+            *(pytest.param(range(each, each + 250), marks=slow) for each in range(quick, last, 250)),
+        ],
+        ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+    )
 
 
 def must_catch(

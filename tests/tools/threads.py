@@ -8,14 +8,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
+from rallypoint.store.connect.connection import GuardedSocket
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.connect.guarded import GuardedSocket
 from rallypoint.store.core.store import Core
-from rallypoint.store.relay.finding import Place, StoreAddress
+from rallypoint.store.relay.reaching import Place, StoreAddress
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.guard.secret import Secret
 from rallypoint.store.server.guard.tls import client_channel
@@ -72,63 +71,6 @@ def _turning(loop: Loop, pumps: list[Pump[Any]]) -> Iterator[None]:
         for pump in reversed(pumps):
             pump.close()
         loop.close()
-
-
-@contextmanager
-def recording(
-    port: int, change: Callable[[bytes], bytes] = lambda data: data
-) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
-    """A port that passes all on, what clients have sent there, and what they were answered.
-
-    `change` may change what they send.
-    """
-    asked: list[bytes] = []
-    answered: list[bytes] = []
-    ends: list[socket.socket] = []
-    threads: list[threading.Thread] = []
-
-    def accept() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", port))
-            ends.extend((client, server))
-            for work in (
-                partial(_pass_on, client, server, asked, change),
-                partial(_pass_on, server, client, answered, lambda data: data),
-            ):
-                threads.append(threading.Thread(target=work))
-                threads[-1].start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=accept)
-        accepting.start()
-        try:
-            yield listener.getsockname()[1], asked, answered
-        finally:
-            try:
-                listener.shutdown(socket.SHUT_RDWR)
-            except OSError:  # Windows does not shut down a listener: closing it ends the accept there
-                listener.close()
-            accepting.join()
-            for thread in threads:
-                thread.join(5)
-            for sock in ends:
-                sock.close()
-
-
-def _pass_on(
-    source: socket.socket, sink: socket.socket, kept: list[bytes], change: Callable[[bytes], bytes]
-) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            kept.append(data)
-            sink.sendall(change(data))
-    for sock in (source, sink):
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
 
 
 def prove(sock: socket.socket, secret: Secret) -> None:

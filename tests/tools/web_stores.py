@@ -14,7 +14,7 @@ from rallypoint.errors import RallypointError
 from rallypoint.launch.stacks.activity import MachineActivity, pack
 from rallypoint.store.access import INSECURE_VARIABLE
 from rallypoint.store.rollcall.identity import Identity, Role, Source
-from rallypoint.store.rollcall.plan import Plan, PlannedMachine
+from rallypoint.store.rollcall.plan import Plan
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import (
     Barrier,
@@ -29,9 +29,10 @@ from rallypoint.store.rollcall.snapshot import (
     Wait,
 )
 from rallypoint.store.server.process.binding import listen
-from rallypoint.watch.web.access import Access
+from rallypoint.watch.web.hosting import Access
 from rallypoint.watch.web.poller import StoreWatch
 from rallypoint.watch.web.serving import WebServer
+from rolls import planned
 
 NOW = 1_760_000_000.0
 START_SECONDS = 30.0
@@ -47,7 +48,7 @@ def job(
     now: float = NOW,
 ) -> Snapshot:
     """The store of a job that was planned: machines with so many ranks; some are not there, some wait."""
-    plan = _plan(machines)
+    plan = planned(*machines.items())
     whos = _identities(plan)
     left, waiting, absent = gone or {}, waits or {}, {*late, *(gone or {})}
     here = [rank for rank in range(plan.world_size) if rank not in absent]
@@ -101,14 +102,6 @@ def telling(snapshot: Snapshot, *machines: MachineActivity, seconds: float = 2.0
         for at, each in enumerate(machines)
     )
     return replace(snapshot, clients=(*snapshot.clients, *launchers))
-
-
-def _plan(machines: Mapping[str, int]) -> Plan:
-    first, placed = 0, []
-    for host, count in machines.items():
-        placed.append(PlannedMachine(host, first, count))
-        first += count
-    return Plan(0, tuple(placed))
 
 
 def _identities(plan: Plan) -> list[Identity]:

@@ -29,9 +29,8 @@ from rallypoint.store.replica.engines.address import EngineAddress, Tls, parse_a
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.roll import headline
 from rallypoint.store.rollcall.snapshot import Replication, Standby, Upstream
-from rallypoint.watch.status.summary import summary
-from rallypoint.watch.web.activity import NO_REPORT
-from rallypoint.watch.web.picture import picture
+from rallypoint.watch.status.views import summary
+from rallypoint.watch.web.picture import JobReport, picture
 from rolls import part, snapshot
 
 HERE = "127.0.0.1"
@@ -87,10 +86,10 @@ def test_a_relay_names_the_places_of_its_store() -> None:
 
 def test_the_page_has_a_moment_since_when_the_engine_is_away() -> None:
     told = snapshot(replication=AWAY)
-    shown = picture(told, judge(told), NO_REPORT)["replication"]
+    shown = picture(told, judge(told), JobReport())["replication"]
     assert shown["away"] == {"since": told.time - 12.0}
     assert shown["standbys"] == {"node-b:29500": 0, "node-c:29500": 12}
-    assert picture(snapshot(), judge(snapshot()), NO_REPORT)["replication"] == {}
+    assert picture(snapshot(), judge(snapshot()), JobReport())["replication"] == {}
 
 
 # The examples

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from command_line import invoke
+from command_line import Outcome, invoke
 from processes import Server, end, relaying, serving, torch_serving
 from rallypoint.client.look import look, look_through
 from rallypoint.client.tcp import TCPStore
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, pack
-from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import put_together
+from rallypoint.launch.stacks.progress import put_together
 from rallypoint.launch.stacks.words import summary_lines
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.connection import Connection
@@ -56,24 +56,8 @@ class Place:
         return f"{self.host}:{self.port}"
 
 
-@dataclass
-class Told:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.splitlines()
-
-
-def status(*words: str) -> Told:
-    return run("status", *words)
-
-
-def run(*words: str) -> Told:
-    found = invoke(*words)
-    return Told(found.exit_code, found.stdout, f"{found.stderr}{found.exception or ''}")
+def status(*words: str) -> Outcome:
+    return invoke("status", *words)
 
 
 class Job:
@@ -132,7 +116,7 @@ def test_the_missing_come_first_and_make_it_fail(server: Place, job: Job) -> Non
         job.wait(rank, GLOO.format(3))
     until(server, all_wait(3))
     found = status(server.address)
-    assert found.code == 1
+    assert found.exit_code == 1
     assert found.lines[0].startswith(
         "3 of 4 ranks joined; missing: 3 (machine not known); ranks 0 to 2 wait for"
     )
@@ -140,7 +124,7 @@ def test_the_missing_come_first_and_make_it_fail(server: Place, job: Job) -> Non
     assert "machines  machine not known: rank 3: 1 late" in found.lines
     assert "          node-a: ranks 0 and 1: 2 waiting" in found.lines
     assert any(line.startswith("store     0 keys, 0 B; 3 clients") for line in found.lines)
-    assert found.err == ""
+    assert found.said == ""
 
 
 def test_waits_keys_and_a_rank(server: Place, job: Job) -> None:
@@ -160,8 +144,8 @@ def test_waits_keys_and_a_rank(server: Place, job: Job) -> None:
         "alpha",
     ]
     here = status(server.address, "--rank", "0")
-    assert (here.code, here.lines[1]) == (0, "machine   node-a, process 100, local rank 0")
-    assert status(server.address, "--rank", "3").code == 1
+    assert (here.exit_code, here.lines[1]) == (0, "machine   node-a, process 100, local rank 0")
+    assert status(server.address, "--rank", "3").exit_code == 1
 
 
 def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
@@ -169,22 +153,22 @@ def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
     with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher:
         launcher.tell(pack(MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))))
         found = status(server.address, "--stacks")
-        assert found.code == 0
+        assert found.exit_code == 0
         assert found.lines[-4:] == [
             "rank 2 on node-a is in load (data.py:88), for 4 min 12 s; no rank is elsewhere",
             "",
             "rank 2 on node-a is in load (data.py:88), for 4 min 12 s",
             "  load  /home/me/data.py:88",
         ]
-        told = json.loads(run("stacks", server.address, "--json").out)
+        told = json.loads(invoke("stacks", server.address, "--json").stdout)
         assert [each["ranks"] for each in told["groups"]] == [[2]]
-        assert run("stacks", server.address).lines == found.lines[-4:]
-        assert run("stacks", server.address, "--ranks", "0-1").code == 1
-        assert run("stacks", server.address, "--ranks", "1-").code == 2
+        assert invoke("stacks", server.address).lines == found.lines[-4:]
+        assert invoke("stacks", server.address, "--ranks", "0-1").exit_code == 1
+        assert invoke("stacks", server.address, "--ranks", "1-").exit_code == 2
         found = status(server.address, "--rank", "2")
-        assert (found.code, found.lines[0]) == (1, "rank 2: the store knows nothing of it")
+        assert (found.exit_code, found.lines[0]) == (1, "rank 2: the store knows nothing of it")
         assert "does      load (data.py:88)" in found.lines
-        told = json.loads(status(server.address, "--stacks", "--json").out)
+        told = json.loads(status(server.address, "--stacks", "--json").stdout)
         assert told["work"]["groups"][0]["ranks"] == [2]
 
 
@@ -194,7 +178,7 @@ def test_the_summary_of_a_stall_is_printed_once(server: Place) -> None:
         machine = MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))
         launcher.tell(pack(machine))
         launcher.set(STALL, "\n".join(summary_lines(put_together([machine]))))
-        for found in (run("stacks", server.address), status(server.address, "--stacks")):
+        for found in (invoke("stacks", server.address), status(server.address, "--stacks")):
             assert sum("no rank is elsewhere" in line for line in found.lines) == 1
         launcher.delete_key(STALL)
 
@@ -206,13 +190,13 @@ def test_stacks_at_a_relay_are_those_of_the_whole_job(tmp_path: Path) -> None:
         with relaying(server.address, log) as relay:
             launcher = TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT)
             ends.enter_context(launcher).tell(pack(MachineActivity("node-a", ranks)))
-            found = run("stacks", relay.address)
-            assert found.code == 0, found
+            found = invoke("stacks", relay.address)
+            assert found.exit_code == 0, found
             assert found.lines[0] == "all 2 ranks are in load (data.py:88); no rank is elsewhere"
             ends.close()
-            found = run("stacks", relay.address)
-            assert found.code == 1
-            assert "is a relay, and the job's store behind it cannot be reached" in found.err
+            found = invoke("stacks", relay.address)
+            assert found.exit_code == 1
+            assert "is a relay, and the job's store behind it cannot be reached" in found.said
 
 
 def test_looking_changes_nothing(server: Place) -> None:
@@ -239,7 +223,7 @@ def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Jo
             )
             assert any("1 client, 1 relay" in line for line in whole.lines)
             mine = status(relay.address)
-            assert mine.code == 0
+            assert mine.exit_code == 0
             assert mine.lines[0].startswith(
                 "1 rank joined; how many are expected is not known; rank 2 waits for `k`"
             )
@@ -252,7 +236,7 @@ def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Jo
                 ):
                     store.set("rallypoint/head", value)
                     assert any(line.startswith(row) for line in status(relay.address).lines)
-            assert status(server.address, "--rank", "2").code == 0
+            assert status(server.address, "--rank", "2").exit_code == 0
         until(server, lambda roll: bool(roll.unseen))
         lost = status(server.address)
         assert lost.lines[0].startswith("2 of 4 ranks joined; not seen: 1 and 3")
@@ -266,14 +250,14 @@ def test_a_relay_tells_its_part_and_the_server_the_whole(tmp_path: Path, job: Jo
 def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool) -> None:
     with torch_serving(use_libuv) as port, ExitStack() as stack:
         for words in ((), ("--keys",), ("--json",)):
-            assert status(f"127.0.0.1:{port}", *words).code == 0
+            assert status(f"127.0.0.1:{port}", *words).exit_code == 0
         with TCPStore("127.0.0.1", port, timeout=SECONDS) as store:
             assert store.num_keys() == 0, "who looks changes nothing"
         store = stack.enter_context(TCPStore("127.0.0.1", port, 3, timeout=SECONDS))
         for rank in (0, 2):
             store.set(GLOO.format(rank), struct.pack("<Q", 6) + b"node-a" + b"rest")
         found = status(f"127.0.0.1:{port}")
-        assert found.code == 0
+        assert found.exit_code == 0
         assert (
             found.lines[0]
             == f"127.0.0.1:{port} is a server of torch's own, which does not tell who its clients are"
@@ -284,7 +268,7 @@ def test_torchs_own_server_is_told_by_its_keys(use_libuv: bool) -> None:
             "ranks     0 and 2 on node-a came; who is still here is not known",
         ]
         assert status(f"127.0.0.1:{port}", "--keys").lines == [GLOO.format(0), GLOO.format(2)]
-        content = json.loads(status(f"127.0.0.1:{port}", "--json").out)
+        content = json.loads(status(f"127.0.0.1:{port}", "--json").stdout)
         assert content["torch"]["writers"] == {"0": "node-a", "2": "node-a"}
 
 
@@ -292,9 +276,9 @@ def test_what_torchs_own_server_cannot_tell_is_an_error() -> None:
     with torch_serving(True) as port:
         for words in (("--waits",), ("--stacks",), ("--rank", "0"), ("--waits", "--watch")):
             found = status(f"127.0.0.1:{port}", *words)
-            assert found.code == 1
-            assert "is not Rallypoint's" in found.err
-            assert "hint: " in found.err
+            assert found.exit_code == 1
+            assert "is not Rallypoint's" in found.said
+            assert "hint: " in found.said
 
 
 def test_a_server_that_lists_no_keys_is_asked_for_those_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,17 +319,17 @@ WRONG = {
 def test_what_cannot_be_meant() -> None:
     for words, message in WRONG.items():
         found = status(*words)
-        assert (found.code, found.out) == (2, ""), words
-        assert message in found.err
-        assert "hint: " in found.err
+        assert (found.exit_code, found.stdout) == (2, ""), words
+        assert message in found.said
+        assert "hint: " in found.said
 
 
 def test_a_server_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     found = status(f"127.0.0.1:{port}")
-    assert (found.code, found.out) == (1, "")
-    assert f"127.0.0.1:{port}" in found.err
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert f"127.0.0.1:{port}" in found.said
 
 
 # Watching

@@ -32,7 +32,14 @@ from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching
 from rallypoint.watch.web import serving as web_serving
 from rallypoint.watch.web.app import EventStream
-from rallypoint.watch.web.hosting import HostedPage, host_web
+from rallypoint.watch.web.hosting import (
+    Access,
+    AccessVerdict,
+    HostedPage,
+    check_token,
+    host_web,
+    is_loopback_name,
+)
 from rallypoint.watch.web.poller import StoreWatch
 from raw import until
 from threads import serving_in_a_thread
@@ -159,21 +166,18 @@ def test_a_rank_keys_and_their_values(url: str) -> None:
         assert ask(url, "api/value?key=" + quote(key)).status == status, key
 
 
-def test_health_and_metrics_of_a_store_that_answers(url: str) -> None:
+def test_health_and_metrics_of_a_store_that_answers_and_of_one_that_does_not(url: str) -> None:
     health = ask(url, "healthz")
     assert (health.status, health.json) == (200, {"status": "ok"})
     metrics = ask(url, "metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b"\nrallypoint_ranks_missing 1.0\n" in metrics.body
-
-
-def test_health_and_metrics_of_one_that_does_not() -> None:
     gone = ScriptedStore(job(EIGHT), failure=ConnectError("cannot reach the store", hint="is it up?"))
-    with page_about(gone) as url:
-        health = ask(url, "healthz")
+    with page_about(gone) as away:
+        health = ask(away, "healthz")
         assert (health.status, health.json) == (503, {"status": "unavailable"})
-        assert ask(url, "metrics").body.endswith(b"\nrallypoint_up 0.0\n")
-        assert ask(url, "api/keys").status == ask(url, "api/ranks/0").status == 503
+        assert ask(away, "metrics").body.endswith(b"\nrallypoint_up 0.0\n")
+        assert ask(away, "api/keys").status == ask(away, "api/ranks/0").status == 503
 
 
 # Events
@@ -193,25 +197,19 @@ VIEWERS = 64
 """How many may look from one address."""
 
 
-def test_one_viewer_too_many() -> None:
-    store = ScriptedStore(job({"node-a": 2}))
-    with page_about(store) as url, sending(url, *[VIEW] * VIEWERS) as viewers:
-        assert all(each.recv(12) == b"HTTP/1.1 200" for each in viewers)
-        refused = ask(url, "events")
-        assert refused.status == 503
-        assert b"close a page somewhere" in refused.body
-        viewers.pop().close()
-        until(lambda: is_shown(url), "a place is free again")
-
-
 def test_200_viewers_of_one_address_keep_nobody_from_the_page() -> None:
     """All at once: none of them is being answered yet when the next one asks."""
     store = ScriptedStore(job({"node-a": 2}))
-    with page_about(store) as url, sending(url, *[VIEW] * 200) as viewers:
-        assert ask(url, "healthz").json == {"status": "ok"}
-        for path in ("", "assets/main.js", "api/keys", "metrics"):
-            assert ask(url, path).status == 200, path
-        assert 0 < sum(is_answered(each) for each in viewers) <= VIEWERS
+    with page_about(store) as url:
+        with sending(url, *[VIEW] * 200) as viewers:
+            for path in ("healthz", "", "assets/main.js", "api/keys", "metrics"):
+                assert ask(url, path).status == 200, path
+            assert 0 < sum(is_answered(each) for each in viewers) <= VIEWERS
+        until(lambda: is_shown(url), "places are free again")
+        with sending(url, *[VIEW] * VIEWERS) as viewers:
+            assert all(map(is_answered, viewers))
+            refused = ask(url, "events")
+            assert (refused.status, b"close a page somewhere" in refused.body) == (503, True)
 
 
 def is_answered(connection: socket.socket) -> bool:
@@ -389,6 +387,77 @@ def test_a_token_sends_nobody_elsewhere(guarded: str) -> None:
         assert not location.startswith(("//", "/\\"))
 
 
+LOCAL = Access()
+GUARDED = Access(TOKEN, loopback=False, cookie="here")
+
+
+LOOPBACK = ("localhost", "localhost:80", "LOCALHOST.", "page.localhost:8080", "127.0.0.1:8080", "127.3.2.1")
+ELSEWHERE = (
+    *("", "evil.example", "evil.example:8080", "10.0.0.1", "0.0.0.0:80", "localhost.evil.example"),
+    *("127.0.0.1.evil.example", "[fd00::1]:80", "notlocalhost", "[", "]", "[::1].evil.example"),
+)
+
+
+def test_names_of_loopback() -> None:
+    assert [name for name in (*LOOPBACK, "[::1]", "[::1]:8080") if not is_loopback_name(name)] == []
+    assert [name for name in ELSEWHERE if is_loopback_name(name)] == []
+
+
+@pytest.mark.parametrize("access", [LOCAL, Access(TOKEN, loopback=True)])
+def test_a_strange_name_is_refused_before_all_else(access: Access) -> None:
+    """As a page elsewhere asks for whose name was made to lead here."""
+    headers = {"host": "evil.example", "authorization": f"Bearer {TOKEN}"}
+    assert access.judge(headers, {}, TOKEN, is_trusted=True) is AccessVerdict.STRANGE_NAME
+
+
+def test_on_loopback_without_a_token_trusted_users_may() -> None:
+    headers = {"host": "localhost:8080"}
+    assert LOCAL.judge(headers, {}, None, is_trusted=True) is AccessVerdict.ALLOW
+    assert LOCAL.judge(headers, {}, None, is_trusted=False) is AccessVerdict.OTHER_USER
+    assert LOCAL.judge(headers, {}, "", is_trusted=False) is AccessVerdict.OTHER_USER
+
+
+BEARINGS: list[tuple[str, dict[str, str], str | None, AccessVerdict]] = [
+    # the header, the cookies, the token in the address
+    ("", {}, None, AccessVerdict.REFUSE),
+    (f"Bearer {TOKEN}", {}, None, AccessVerdict.ALLOW),
+    (f"bearer   {TOKEN} ", {}, None, AccessVerdict.ALLOW),
+    (f"Bearer {TOKEN}x", {}, None, AccessVerdict.REFUSE),
+    (TOKEN, {}, None, AccessVerdict.REFUSE),
+    (f"Basic {TOKEN}", {}, None, AccessVerdict.REFUSE),
+    ("", {}, TOKEN, AccessVerdict.ADMIT),
+    ("", {}, "", AccessVerdict.REFUSE),
+    ("", {}, "wörse", AccessVerdict.REFUSE),
+    ("", {}, "\udc80", AccessVerdict.REFUSE),
+    ("", {"here": GUARDED.pass_}, None, AccessVerdict.ALLOW),
+    ("", {"there": GUARDED.pass_}, None, AccessVerdict.REFUSE),
+    ("", {"here": TOKEN}, None, AccessVerdict.REFUSE),
+    ("", {"here": Access("another-token-of-old").pass_}, None, AccessVerdict.REFUSE),
+    ("Bearer wrong", {"here": GUARDED.pass_}, None, AccessVerdict.REFUSE),
+    ("", {"here": GUARDED.pass_}, "wrong", AccessVerdict.REFUSE),
+]
+
+
+def test_with_a_token_every_request_needs_it() -> None:
+    for header, cookies, token, verdict in BEARINGS:
+        for is_trusted in (True, False):
+            found = GUARDED.judge({"authorization": header}, cookies, token, is_trusted)
+            assert found is verdict, (header, cookies, token)
+
+
+def test_the_cookie_does_not_tell_the_token() -> None:
+    assert TOKEN not in GUARDED.pass_
+
+
+def test_a_token_that_is_none() -> None:
+    for good in ("", TOKEN):
+        check_token(good)
+    for token in ("short", "fifteen-letters", "with a space in it", "\N{SNOWMAN}" * 20, "x\n" * 9):
+        with pytest.raises(UsageError) as found:
+            check_token(token)
+        assert token not in str(found.value)
+
+
 # Processes
 
 
@@ -418,15 +487,12 @@ def test_a_page_for_other_machines_asks_for_a_token(real_store: tuple[str, int])
         process = psutil.Process(page.server.pid)
         assert TOKEN not in " ".join(process.cmdline())
     assert not process.is_running()
-
-
-def test_the_address_of_a_page_has_a_fresh_token_where_none_is_given(real_store: tuple[str, int]) -> None:
     with hosted(real_store, host="0.0.0.0") as page, hosted(real_store, host="0.0.0.0") as other:
         address, tokens = urlsplit(page.url), [each.url.partition("?token=")[2] for each in (page, other)]
-        assert len(set(tokens)) == 2
+        assert len(set(tokens)) == 2, "each has a fresh one, where none is given"
         assert all(len(each) >= 43 for each in tokens)
         local = f"http://127.0.0.1:{address.port}/"
-        assert ask(local).status == ask(local, f"?token={tokens[1]}").status == 401
+        assert ask(local, f"?token={tokens[1]}").status == 401
         cookie = ask(local, f"?{address.query}").headers["set-cookie"].partition(";")[0]
         assert ask(local, headers={"Cookie": cookie}).status == 200
 

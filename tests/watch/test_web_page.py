@@ -21,7 +21,7 @@ from rallypoint.errors import ConnectError
 from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.roll import headline
 from rallypoint.store.rollcall.snapshot import Mishap, Replication, Standby
-from rallypoint.watch.web.picture import difference
+from rallypoint.watch.web.poller import difference
 from raw import until
 from web_browser import PHONE, Look, browsing, looking
 from web_stores import NOW, ScriptedStore, job, page_about

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, expect
 
 from processes import Server, serving
 from rallypoint.client.tcp import TCPStore
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity, pack
-from rallypoint.launch.stacks.frames import Frame
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import Plan, PlannedMachine
 from rallypoint.store.rollcall.question import PLAN, STALL

@@ -14,7 +14,7 @@ from rallypoint.errors import ConnectError
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.watch.web import poller as watching
-from rallypoint.watch.web.activity import ReportReader
+from rallypoint.watch.web.picture import ReportReader
 from rallypoint.watch.web.poller import Sight, StoreWatch, next_frame, read_sight
 from test_web_picture import apply
 from web_stores import ScriptedStore, job
@@ -143,25 +143,6 @@ def test_questions_wait_for_each_other() -> None:
 
 
 # Viewers
-
-
-@pytest.mark.usefixtures("hasty")
-def test_a_viewer_who_keeps_up_gets_patches(store: ScriptedStore) -> None:
-    async def work() -> None:
-        watch = StoreWatch(store.look, "")
-        events = watch.events()
-        kind, number, mirror = read(await anext(events))
-        assert (kind, number) == ("whole", 1)
-        store.snapshot = job(EIGHT)
-        while mirror["counts"]["late"]:
-            kind, following, patch = read(await anext(events))
-            assert (kind, following) == ("change", number + 1) or kind == "whole"
-            mirror = apply(mirror if kind == "change" else {}, patch)
-            number = following
-        assert mirror["machines"]["node-b"]["states"] == "j4"
-        await events.aclose()
-
-    run(work)
 
 
 @pytest.mark.usefixtures("hasty")

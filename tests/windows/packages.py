@@ -19,6 +19,8 @@ import pip._vendor.distlib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from windows.laying import for_windows
+
 _EXTRAS = ("torch", "tls", "web", "test")
 _NOT_THERE = {"rallypoint", "cmake", "ninja", "playwright"}
 """Builds of torch and a browser are tests of Linux alone."""
@@ -35,22 +37,17 @@ def install(python: Path, version: str) -> None:
     site = python / "Lib/site-packages"
     shutil.rmtree(site, ignore_errors=True)
     missing = wanted(version)
+    words = [
+        "--quiet",
+        "--no-compile",
+        "--no-deps",
+        "--upgrade",
+        "--root-user-action=ignore",
+        "--target",
+        str(site),
+    ]
+    words += ["--target", str(site), *for_windows(version), "--implementation=cp"]
     while missing:
-        words = [
-            "--quiet",
-            "--no-compile",
-            "--no-deps",
-            "--upgrade",
-            "--root-user-action=ignore",
-            "--target",
-            str(site),
-        ]
-        words += [
-            "--only-binary=:all:",
-            "--platform=win_amd64",
-            f"--python-version={version}",
-            "--implementation=cp",
-        ]
         subprocess.run([sys.executable, "-m", "pip", "install", *words, *missing], check=True, timeout=1800)
         missing = _what_they_miss(site, version)
 

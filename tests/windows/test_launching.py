@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -18,6 +17,7 @@ import pytest
 
 import rallypoint
 from processes import is_wine
+from raw import until
 
 pytestmark = pytest.mark.windows
 
@@ -86,10 +86,7 @@ def _start_with_a_child(folder: Path, flags: int = 0) -> subprocess.Popen[bytes]
 
 
 def _await_processes(folder: Path) -> list[psutil.Process]:
-    end = time.monotonic() + _SECONDS
-    while not (folder / "processes").exists():
-        assert time.monotonic() < end, (folder / "output").read_text()
-        time.sleep(0.05)
+    until((folder / "processes").exists, "the command has started its child", _SECONDS)
     return [psutil.Process(int(word)) for word in (folder / "processes").read_text().split()]
 
 

@@ -1,12 +1,15 @@
-"""What Windows has of its own: ports that others could take, and names of files that are not plain."""
+"""What Windows has of its own: drives, ports that others could take, and unusual names of files."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+import rallypoint
 from processes import serving
 from rallypoint.client.file import FileStore
 from rallypoint.errors import PortInUseError
@@ -18,6 +21,15 @@ from raw import RawClient
 pytestmark = pytest.mark.windows
 
 FOLDERS = ["Gr\u00fc\u00dfe aus K\u00f6ln", "\u8bad\u7ec3 (1)", "a folder & a bit more"]
+
+
+def test_the_project_is_installed_on_a_drive_of_windows() -> None:
+    assert Path(rallypoint.__file__).drive == "C:"
+    assert [entry.module for entry in entry_points(group="torch.backends", name="rallypoint")] == [
+        "rallypoint.pytorch.autoload"
+    ]
+    said = subprocess.run(["rallypoint", "--version"], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stdout.strip()) == (0, f"rallypoint {rallypoint.__version__} (pure Python)")
 
 
 def test_nobody_takes_the_port_of_a_server() -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import Handover
+from rallypoint.launch.stacks import signals_of
 from rallypoint.launch.stacks.activity import RankActivity
-from rallypoint.launch.stacks.folding import fold
+from rallypoint.launch.stacks.frames import fold
 from rallypoint.launch.stacks.requesting import sources_in
 from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import signals_of
+from raw import until
 
 pytestmark = pytest.mark.windows
 
@@ -54,13 +54,6 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def awaited(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_rank_answers_with_its_line_and_its_threads(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
     sampler = RankSampler(tmp_path, SIGNALS, 1000.0)
     seen: list[RankActivity] = []
@@ -69,11 +62,11 @@ def test_a_rank_answers_with_its_line_and_its_threads(rank: subprocess.Popen[byt
         seen[:] = sampler.sample().ranks
         return bool(seen) and bool(seen[0].stack) and fold(seen[0].stack).own[0].function == "odd"
 
-    awaited(is_in_odd)
+    until(is_in_odd, "the rank is in its function", SECONDS)
     [each] = seen
     assert (each.rank, each.pid, each.step) == (3, sources_in(tmp_path)[0].pid, 7)
     assert "hold" in [frame.function for stack in each.threads for frame in stack]
     assert rank.poll() is None
     rank.kill()
     rank.wait()
-    awaited(lambda: sampler.sample().ranks[0].ended == "its process is gone")
+    until(lambda: sampler.sample().ranks[0].ended == "its process is gone", "it is seen to be gone", SECONDS)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import psutil
 import pytest
 
+from processes import free_port
 from rallypoint.explain import explain
 from rallypoint.explain.reading import Opener
 from rallypoint.explain.report import as_text
+from raw import until
 from windows.test_launching import PACKAGES, SOURCE, portable, run_to_files
 
 pytestmark = [pytest.mark.windows, pytest.mark.timeout(900)]
@@ -106,14 +107,6 @@ def _lines(done: CompletedProcess[str]) -> list[str]:
     return sorted(done.stdout.split("\n"))
 
 
-def _free_port() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def test_torchrun_alone_fails_and_explain_has_the_commands_that_help(tmp_path: Path) -> None:
     failed = _run(*_TORCHRUN, "--nproc-per-node=1", "job.py", folder=tmp_path, script=_MEET)
     assert failed.returncode == 1
@@ -125,7 +118,7 @@ def test_torchrun_alone_fails_and_explain_has_the_commands_that_help(tmp_path: P
 
 
 def test_a_command_behind_run_computes_by_env_tcp_file_and_spawn(tmp_path: Path) -> None:
-    port = _free_port()
+    port = str(free_port())
     of_env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = (*_RALLYPOINT, "run", "--", sys.executable, "job.py", port)
     done = _run(*command, folder=tmp_path, script=_COMPUTE, USE_LIBUV="1", **of_env)
@@ -169,10 +162,7 @@ def test_ranks_do_not_outlive_an_agent_that_is_killed(tmp_path: Path) -> None:
         )
     try:
         ranks = [tmp_path / "rank0", tmp_path / "rank1"]
-        end = time.monotonic() + _SECONDS
-        while not all(rank.exists() and rank.read_text() for rank in ranks):
-            assert time.monotonic() < end, (tmp_path / "output").read_text()
-            time.sleep(0.1)
+        until(lambda: all(rank.exists() and rank.read_text() for rank in ranks), "the ranks run", _SECONDS)
         pids = [rank.read_text().split() for rank in ranks]
         processes = [psutil.Process(int(pid)) for pid, _ in pids]
         psutil.Process(int(pids[0][1])).kill()

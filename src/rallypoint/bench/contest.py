@@ -2,22 +2,94 @@
 
 from __future__ import annotations
 
-import time
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from operator import methodcaller
-from typing import Protocol
+from typing import Any, Final
 
-from rallypoint.bench import machine
-from rallypoint.bench.results import BenchError, Entry, Record, Results, Sample, Unit
+from rallypoint.bench.results import BenchError, Entry, Record, Sample, Unit
 from rallypoint.bench.targets import Target
-from rallypoint.bench.workers import Load
+from rallypoint.bench.workers import Load, Worker, outcomes
+
+RUN_LIMIT_S: Final = 180.0
 
 Kinds = Mapping[str, type[Target]]
 """The targets that can take part, by name."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A load, and how it is measured."""
+
+    command: str
+    """The subcommand that measures it."""
+    name: str
+    load: str
+    """In words."""
+    session: Callable[[Target, Measurement], Session]
+    operation: str = "rank"
+    unit: Unit = "time"
+    targets: tuple[str, ...] = ()
+    """Those that take part; none: those that the user asks for."""
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Targets that cannot do it, or of which it would say nothing, and why."""
+    connections: int = 0
+    """How many clients there are at a time, where that does not depend on the ranks."""
+    rounds: int = 5
+    seconds: float = 0.0
+    """How long a round is to last; 0: until its work is done."""
+    sizes: tuple[int, ...] = ()
+    """The usual numbers of ranks, the two quick ones first; none: it has no ranks."""
+    ranks: int = 0
+
+
+class Plan:
+    """The measurements of a table that can be done here, and notes on those that cannot."""
+
+    def __init__(
+        self, table: Iterable[Measurement], kinds: Kinds, targets: Sequence[str], sizes: Sequence[int] = ()
+    ) -> None:
+        """With these targets and sizes; without sizes, the usual."""
+        self.kinds = kinds
+        self.measurements: list[Measurement] = []
+        missing = absences(targets, kinds)
+        self.notes = [f"{name} is left out: {why}" for name, why in missing.items()]
+        self._targets = [name for name in targets if name not in missing]
+        for each in table:
+            for size in (sizes or each.sizes) if each.sizes else [each.ranks]:
+                self._add(each, size)
+        if sizes and not any(each.ranks for each in self.measurements):
+            self.notes.append("--ranks does not matter to what has no ranks")
+
+    def _add(self, each: Measurement, size: int) -> None:
+        """With the targets that can do it here, all at the same time."""
+        what = f"{each.name}, {size:,} ranks" if size else each.name
+        names = each.targets or self._targets
+        connections = max(size, each.connections)
+        whys = {name: each.unfit.get(name) or self.kinds[name].hindrance(connections) for name in names}
+        self.notes += [f"{what}: {name} is left out: {why}" for name, why in whys.items() if why]
+        if kept := tuple(name for name, why in whys.items() if not why):
+            load = f"{size:,} {each.load}" if size else each.load
+            self.measurements.append(replace(each, load=load, targets=kept, ranks=size))
+
+
+def absences(names: Iterable[str], kinds: Kinds) -> dict[str, str]:
+    """The targets that are not installed here, each with the reason."""
+    needs = {name: kinds[name].needs for name in names if kinds[name].needs}
+    missing = {name: need for name, need in needs.items() if not find_spec(need) and not shutil.which(need)}
+    return {name: f"{need} is not installed" for name, need in missing.items()}
+
+
+def hurried(each: Measurement, repeat: int, quick: bool) -> Measurement:
+    """With that many rounds, 0 being as many as suit; `quick`: fewer and shorter ones, and fewer ranks."""
+    if quick:
+        rounds, seconds = min(each.rounds // 2, 3), each.seconds / 4
+        each = replace(each, rounds=rounds, seconds=seconds, sizes=each.sizes[:2])
+    return replace(each, rounds=repeat or each.rounds)
 
 
 class Session(ABC):
@@ -27,11 +99,9 @@ class Session(ABC):
         self.target = target
         self.measurement = measurement
         self.resources = ExitStack()
-        self.start_seconds = 0.0
-        """How long the target and its load took to start."""
+        self.workers: list[Worker] = []
 
     def start(self) -> None:
-        """Start the target's server."""
         self.target.start()
 
     @abstractmethod
@@ -47,146 +117,66 @@ class Session(ABC):
         self.resources.close()
         self.target.stop()
 
+    def everyone(self, do: str, **arguments: object) -> list[Any]:
+        """Give the same order to all processes; their answers."""
+        return outcomes([worker.order(do, **arguments) for worker in self.workers], RUN_LIMIT_S)
+
     def metered(self, work: Callable[[], Load]) -> Sample:
         """The sample of a load, with what the target spent meanwhile."""
-        counters, cpu = self.target.counters(), self.target.cpu_seconds()
+        before = self.target.spent()
         load = work()
-        cpu = self.target.cpu_seconds() - cpu
-        after = self.target.counters()
-        extras = {name: after[name] - counters[name] for name in counters}
-        per_operation, share = cpu / load.operations, cpu / load.seconds
-        return Sample(self.value(load), per_operation, share, load.share, load.p50, load.p99, extras=extras)
+        self.target.settle()
+        extras = {name: count - before[name] for name, count in self.target.spent().items()}
+        cpu = extras.pop("cpu")
+        return Sample(
+            *(self.value(load), cpu / load.operations, cpu / load.seconds, load.share),
+            *(load.percentile(0.5), load.percentile(0.99)),
+            extras=extras,
+        )
 
     def value(self, load: Load) -> float:
         """The figure that the record is about."""
         return load.seconds
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A load, the targets that take part, and the number of rounds."""
-
-    command: str
-    name: str
-    load: str
-    """In words."""
-    session: Callable[[Target, Measurement], Session]
-    operation: str = "rank"
-    unit: Unit = "time"
-    targets: tuple[str, ...] = ()
-    unfit: Mapping[str, str] = field(default_factory=dict)
-    """Targets that cannot do it, or of which it would say nothing, and why."""
-    connections: int = 0
-    """How many clients there are at a time, where that does not depend on the ranks."""
-    rounds: int = 5
-    seconds: float = 0.0
-    """How long a round is to last; 0: until its work is done."""
-    sizes: tuple[int, ...] = ()
-    """The usual numbers of ranks; none: it has no ranks."""
-    quick_sizes: tuple[int, ...] = ()
-    ranks: int = 0
-
-    def record(self) -> Record:
-        """A record of it without samples."""
-        entries = {name: Entry(name) for name in self.targets}
-        return Record(self.command, self.name, self.load, self.operation, self.unit, self.ranks, entries)
-
-
-class Watcher(Protocol):
-    """Is told what is going on."""
-
-    def begin(self, measurement: Measurement, target: str, round_number: int) -> None:
-        """A round begins; round 0 is the start of the load."""
-
-    def drop(self, target: str, fault: str) -> None:
-        """No more rounds of this target: it has failed."""
-
-
 class Contest:
-    """A measurement in progress."""
+    """A measurement in progress, and its record, which is filled as it goes."""
 
-    def __init__(self, measurement: Measurement, kinds: Kinds, watcher: Watcher) -> None:
-        self._measurement = measurement
-        self._watcher = watcher
-        self.record = measurement.record()
-        self._sessions = {
-            name: measurement.session(kinds[name](name, measurement.ranks), measurement)
-            for name in measurement.targets
-        }
+    def __init__(self, measurement: Measurement, kinds: Kinds) -> None:
+        each = measurement
+        entries = {name: Entry(name) for name in each.targets}
+        self.record = Record(
+            each.command, each.name, each.load, each.operation, each.unit, each.ranks, entries
+        )
+        self._rounds = each.rounds
+        self._sessions = {name: each.session(kinds[name](name, each.ranks), each) for name in each.targets}
 
     def run(self) -> None:
-        """All rounds; the record is filled as they go. In the end, nothing is left of what was started."""
+        """All rounds. In the end, nothing is left of what was started."""
         with ExitStack() as resources:
             for session in self._sessions.values():
                 resources.callback(session.close)
             # All servers first: once thousands of ranks have ports, there may be none left to listen on.
-            for name in list(self._sessions):
-                self._attempt(name, methodcaller("start"))
-            for name in list(self._sessions):
-                self._watcher.begin(self._measurement, name, 0)
-                self._attempt(name, methodcaller("open"))
-            for number in range(1, self._measurement.rounds + 1):
-                for name in in_turn(list(self._sessions), number):
-                    self._watcher.begin(self._measurement, name, number)
-                    self._attempt(name, self._round)
+            self._attempt(0, methodcaller("start"))
+            self._attempt(0, methodcaller("open"))
+            for number in range(1, self._rounds + 1):
+                self._attempt(number, self._round)
 
-    def _attempt(self, name: str, work: Callable[[Session], None]) -> None:
-        """Do something with a target; one that fails is left out from there on."""
-        begun, session = time.monotonic(), self._sessions[name]
-        try:
-            work(session)
-        except (BenchError, OSError) as error:
-            self._fail(name, str(error))
-        except Exception as error:  # of ours, most likely: the others can still be measured
-            self._fail(name, f"{type(error).__name__}: {error}")
-        if work != self._round:
-            session.start_seconds += time.monotonic() - begun
+    def _attempt(self, number: int, work: Callable[[Session], None]) -> None:
+        """Do something with each target. Another is first each time, and each follows another one.
+
+        One that fails is left out from there on, and all of it is ended.
+        """
+        names = list(self._sessions)
+        first = number // 2 % len(names) if names else 0
+        turned = [*names[first:], *names[:first]]
+        for name in turned[::-1] if number % 2 else turned:
+            try:
+                work(self._sessions[name])
+            except Exception as error:  # also one of ours: the others can still be measured
+                fault = str(error) if isinstance(error, BenchError) else repr(error)
+                self.record.entries[name].fault = fault
+                self._sessions.pop(name).close()
 
     def _round(self, session: Session) -> None:
         self.record.entries[session.target.name].samples.append(session.round())
-        session.target.check_alive()
-
-    def _fail(self, name: str, fault: str) -> None:
-        """Leave a target out, and end what belongs to it: it would take CPU time from the others."""
-        session = self._sessions.pop(name)
-        try:
-            session.target.check_alive()
-        except BenchError as death:
-            fault = f"{fault}; {death}"
-        self.record.entries[name].fault = fault
-        session.close()
-        self._watcher.drop(name, f"{self.record.title}: {fault}")
-
-
-def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: another target is first each time, and each follows another one."""
-    first = number // 2 % len(names) if names else 0
-    turned = [*names[first:], *names[:first]]
-    return turned[::-1] if number % 2 else turned
-
-
-def new_results(command: str, notes: Sequence[str]) -> Results:
-    """Results with nothing measured yet, but all that is known of the machine."""
-    return Results(
-        command,
-        datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine=machine.facts(),
-        versions=machine.versions(),
-        limits=machine.limits(),
-        notes=list(notes),
-    )
-
-
-def measure(measurements: Sequence[Measurement], kinds: Kinds, results: Results, watcher: Watcher) -> None:
-    """Measure all of this; an interruption goes on when every process has been ended."""
-    begun = time.monotonic()
-    try:
-        for measurement in measurements:
-            contest = Contest(measurement, kinds, watcher)
-            results.records.append(contest.record)
-            contest.run()
-    except KeyboardInterrupt:
-        results.interrupted = True
-        raise
-    finally:
-        results.seconds = time.monotonic() - begun

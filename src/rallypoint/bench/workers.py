@@ -1,8 +1,7 @@
-"""Processes that carry out orders over a pipe; and what a process of a load reports of itself.
+"""Objects in processes of their own, which carry out orders; and what a process of a load reports of itself.
 
-A worker is an object in a process of its own: an order names a method, with its arguments. The system ends a
-worker when the process that started it ends, so none outlives the command. A process that needs torch is a
-fork of a server that has imported it once (`preload`), which takes milliseconds instead of seconds.
+The system ends a worker when the process that started it ends, so none outlives the command. One that needs
+torch is a fork of a server that has imported it once (`preload`): that takes milliseconds and not seconds.
 """
 
 from __future__ import annotations
@@ -10,112 +9,61 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection, wait
-from operator import methodcaller
+from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
 from pkgutil import resolve_name
 from typing import Any, Final
 
-from rallypoint.bench.results import BenchError, percentile
-
-ANSWER_GRACE_S: Final = 15.0
-"""How much longer than the worker's own limit its answer may take: it says more about what went wrong."""
+from rallypoint.bench.results import BenchError
 
 _PR_SET_PDEATHSIG: Final = 1
 
+_worker: Any = None
+"""In the process of a worker: the object."""
+
 
 class Worker:
-    """A worker, as seen by the process that started it; `kind` is its class, as `module:name`."""
+    """A worker, as seen by the process that started it. `kind` is its class, as `module:name`."""
 
-    def __init__(self, kind: str, name: str, preload: str = "") -> None:
-        self.name = name
-        self.line, theirs = Pipe()
-        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by stop()
+    def __init__(self, resources: ExitStack, kind: str, preload: str = "") -> None:
+        """Start it; the resources end it."""
         context: Any = get_context("forkserver" if preload else "spawn")
         if preload:
             context.set_forkserver_preload([preload])
-        self._process = context.Process(target=_live, args=(kind, theirs, self._log.name))
-        # A Ctrl-C of the terminal is for this process alone, which then stops its workers.
+        self._pool = ProcessPoolExecutor(1, context, _begin, (kind,))
+        # A Ctrl-C of the terminal is for this process alone, which then ends its workers.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        self._process.start()
+        started = self._pool.submit(os.getpid)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
-        self.pid: int = self._process.pid
+        self.pid = started.result()
+        resources.callback(self.end)
 
-    def order(self, **message: object) -> None:
-        """Tell it what to do next: the method `do`, with its arguments."""
-        with suppress(OSError):  # it has ended: the missing answer will be noticed
-            self.line.send(message)
+    def order(self, do: str, /, **arguments: object) -> Future[Any]:
+        """Let it call its method `do`; the outcome is still to come."""
+        return self._pool.submit(_call, do, arguments)
 
-    def ask(self, limit_s: float, /, **message: object) -> Any:
-        """Tell it what to do, and await the answer."""
-        return ask_each([self], limit_s, [message])[0]
+    def ask(self, limit_s: float, do: str, /, **arguments: object) -> Any:
+        """Let it call its method `do`, and await the outcome."""
+        return outcomes([self.order(do, **arguments)], limit_s)[0]
 
-    def hear(self) -> Any:
-        """Await its next answer; BenchError if it has failed or ended."""
-        try:
-            answer = self.line.recv()
-        except (EOFError, OSError):
-            raise BenchError(f"{self.name} ended early; {self.last_words()}") from None
-        if isinstance(answer, BenchError):
-            raise BenchError(f"{self.name}: {answer}")
-        return answer
-
-    def last_words(self) -> str:
-        """The end of its log."""
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return "its log ends: " + " | ".join(lines[-5:]) if lines else "its log is empty"
-
-    def kill(self) -> None:
-        """Stop it at once: a late answer would be taken for the answer to the next order."""
-        self._process.kill()
-
-    def stop(self) -> None:
-        """End the process; nothing is left of it afterwards."""
-        self.kill()
-        self._process.join()
-        self.line.close()
-        self._log.close()
+    def end(self) -> None:
+        """End the process, whatever it does; nothing is left of it afterwards."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._pool.shutdown()
 
 
-def start(resources: ExitStack, kind: str, name: str, preload: str = "") -> Worker:
-    """Start a worker that these resources stop in the end."""
-    worker = Worker(kind, name, preload)
-    resources.callback(worker.stop)
-    return worker
-
-
-def ask_all(workers: Sequence[Worker], limit_s: float, /, **message: object) -> list[Any]:
-    """The same order to all; their answers."""
-    return ask_each(workers, limit_s, [message] * len(workers))
-
-
-def ask_each(workers: Sequence[Worker], limit_s: float, orders: Iterable[dict[str, Any]]) -> list[Any]:
-    """An order of its own to each worker; their answers. The first that fails, or is late, is a fault."""
-    for worker, order in zip(workers, orders, strict=True):
-        worker.order(**order)
-    deadline = time.monotonic() + limit_s + ANSWER_GRACE_S
-    late = {worker.line: worker for worker in workers}
-    answers = {}
-    while late:
-        ready = wait(list(late), max(0.0, deadline - time.monotonic()))
-        if not ready:
-            for worker in late.values():
-                worker.kill()
-            names = ", ".join(worker.name for worker in late.values())
-            raise BenchError(f"no answer within {limit_s:g} s from {names}")
-        for line in [line for line in late if line in ready]:
-            answers[line] = late.pop(line).hear()
-    return [answers[worker.line] for worker in workers]
-
-
-# The worker itself
+def outcomes(orders: Sequence[Future[Any]], limit_s: float) -> list[Any]:
+    """Await what several workers were ordered to do. The first that fails, or is late, is a fault."""
+    done, late = wait(orders, limit_s, FIRST_EXCEPTION)
+    found = {order: order.result() for order in done}
+    if late:
+        raise BenchError(f"{len(late)} of {len(orders)} processes gave no answer within {limit_s:g} s")
+    return [found[order] for order in orders]
 
 
 def end_with_parent() -> None:
@@ -123,70 +71,63 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _live(kind: str, line: Connection, log: str) -> None:
-    """Carry out orders until there are no more. An exception is an answer, and not the end."""
+def _begin(kind: str) -> None:
+    """In the worker's process: make the object that carries out orders; standard output is not for it."""
+    global _worker
     end_with_parent()
-    with open(log, "ab") as output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
-    worker = resolve_name(kind)(line)
-    with suppress(EOFError):
-        while True:
-            order = line.recv()
-            line.send(outcome(methodcaller(order.pop("do"), **order), worker))
+    parent = parent_process()
+    if parent and not parent.is_alive():
+        os._exit(1)  # it ended before that took effect
+    os.dup2(2, 1)
+    _worker = resolve_name(kind)()
 
 
-def outcome(work: Callable[..., object], *arguments: Any) -> object:
-    """The result of some work, or its exception in words."""
+def _call(do: str, arguments: dict[str, Any]) -> Any:
     try:
-        return work(*arguments)
-    except (BenchError, OSError) as error:
-        return BenchError(str(error))
-    except Exception as error:
-        return BenchError(f"{type(error).__name__}: {error}")
+        return getattr(_worker, do)(**arguments)
+    except BlockingIOError as error:  # the kernel's time-out
+        raise BenchError("a client got no answer in time") from error
 
 
-# What a process of a load reports of itself
-
-
-@dataclass(frozen=True)
+@dataclass
 class Load:
-    """How many operations, from when to when, at which cost to the load, and how long they took."""
+    """What clients do, from the moment when this is made until `stop`."""
 
-    operations: int
-    start: float
-    end: float
-    cpu: float
-    share: float
+    operations: int = 0
+    start: float = field(default_factory=time.monotonic)
+    end: float = 0.0
+    cpu: float = field(default_factory=time.process_time)
+    share: float = 0.0
     """How much of one core the busiest process took: near 1, it may have been the bottleneck."""
-    p50: float | None = None
-    p99: float | None = None
+    taken: list[float] = field(default_factory=list)
+    """Seconds of single operations."""
+    counted: list[int] = field(default_factory=list)
+    """By rank, the reply to an ADD of 1; `seen`: to an ADD of 0 after that."""
+    seen: list[int] = field(default_factory=list)
+
+    def stop(self, operations: int) -> None:
+        """All is done."""
+        self.operations, self.end = operations, time.monotonic()
+        self.share = (time.process_time() - self.cpu) / self.seconds
 
     @property
     def seconds(self) -> float:
         return self.end - self.start
 
+    def percentile(self, share: float) -> float:
+        """How many seconds that share of the operations took at most."""
+        ordered = sorted(self.taken)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-def together(loads: Sequence[Load], taken: Iterable[float]) -> Load:
-    """The loads of several processes as one; `taken` are the times of single operations."""
-    ordered = sorted(taken)
+
+def together(loads: Sequence[Load]) -> Load:
+    """The loads of several processes as one."""
     return Load(
         sum(load.operations for load in loads),
         min(load.start for load in loads),
         max(load.end for load in loads),
-        sum(load.cpu for load in loads),
-        max(load.share for load in loads),
-        *((percentile(ordered, 0.5), percentile(ordered, 0.99)) if ordered else ()),
+        share=max(load.share for load in loads),
+        taken=[seconds for load in loads for seconds in load.taken],
+        counted=[number for load in loads for number in load.counted],
+        seen=[number for load in loads for number in load.seen],
     )
-
-
-class Stopwatch:
-    """The time and the CPU time of this process since the stopwatch was made."""
-
-    def __init__(self) -> None:
-        self._cpu, self._start = time.process_time(), time.monotonic()
-
-    def stop(self, operations: int, taken: Iterable[float] = ()) -> Load:
-        """The load since the start; `taken` are the times of single operations, if they were timed."""
-        end, cpu = time.monotonic(), time.process_time() - self._cpu
-        return together([Load(operations, self._start, end, cpu, cpu / (end - self._start))], taken)

@@ -20,7 +20,7 @@ from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.reading import Opener, find_logs
 from rallypoint.explain.report import WIDTH, as_text
 from rallypoint.explain.report import as_json as document_of
-from rallypoint.launch.stacks.flight_dumps import (
+from rallypoint.launch.stacks.flight_recorder import (
     MOST_BYTES,
     Dump,
     as_document,

@@ -18,9 +18,9 @@ from rallypoint.cli.foreground import (
     prepare,
 )
 from rallypoint.launch.endpoint import parse_places
-from rallypoint.store.relay.finding import find_upstream
 from rallypoint.store.relay.hosting import UPSTREAM_SECONDS
 from rallypoint.store.relay.process import make_relay
+from rallypoint.store.relay.reaching import find_upstream
 from rallypoint.store.server.process.binding import describe
 from rallypoint.text import shown
 

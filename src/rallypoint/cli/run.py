@@ -345,7 +345,7 @@ def _print_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary
 
 def _last_seen(found: Reports, blame: FailureSummary | None) -> list[str]:
     """What the ranks did before the end, where that may explain it."""
-    from rallypoint.launch.stacks.grouping import put_together  # late: a job that succeeds does not need it
+    from rallypoint.launch.stacks.progress import put_together  # late: a job that succeeds does not need it
     from rallypoint.launch.stacks.words import last_place, summary_lines
 
     if stall := found.read(reports.STALL):

@@ -12,7 +12,7 @@ from rallypoint.cli.signals import ChangedLines, check_watch, repeat, signals_as
 from rallypoint.client.look import look, look_at_job
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
-from rallypoint.launch.stacks.grouping import (
+from rallypoint.launch.stacks.progress import (
     JobActivity,
     awaited_keys,
     machine_activities,
@@ -24,8 +24,8 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.status.stacks import all_content, all_lines, essence
-from rallypoint.watch.status.summary import stall_lines
+from rallypoint.watch.status.report import activity_content, essence
+from rallypoint.watch.status.views import all_lines, stall_lines
 
 _ANSWER_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 2.0
@@ -65,7 +65,7 @@ def _show(places: Endpoints, wanted: Sequence[range], all_threads: bool, as_json
     if job.main is None:
         raise RallypointError(f"{_NOTHING}: {places}", hint=_HINT)
     if as_json:
-        print(json.dumps({"stall": stall, **all_content(job)}))
+        print(json.dumps({"stall": stall, **activity_content(job)}))
     else:
         print("\n".join(_lines(job, stall, all_threads)))
     return 1 if stall else 0
@@ -79,7 +79,7 @@ def _show_changes(
     except RallypointError as error:
         changes.miss(error)
     else:
-        changes.show((essence(job, None), stall), _lines(job, stall, all_threads))
+        changes.show((essence(job), stall), _lines(job, stall, all_threads))
 
 
 def _read(places: Endpoints, wanted: Sequence[range]) -> tuple[JobActivity, str]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rallypoint.cli.command import Argument, command
-from rallypoint.cli.printing import progress_bar
+from rallypoint.cli.printing import print_rows, progress_bar
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.codec import to_json
 from rallypoint.diagnose.verify import trainings
@@ -26,7 +26,6 @@ from rallypoint.text import printable
 
 _LOG_LINES: Final = 40
 _ROW: Final = "{:<21}  {:<13}  {:>10}  {:>18}  {:<6}"  # printed as they come, so the widths are settled
-_HEALTH_ROW: Final = "{:>4}  {:<8}  {:<8}  {:>16}  {:>11}  {:>7}"
 
 
 @command(
@@ -95,9 +94,7 @@ def _check(names: Sequence[str], quick: bool, device: str, timeout: float, as_js
         print(json.dumps(document, indent=2))
     elif rows := health_rows([result.reports for result in results]):
         print()
-        head = ["rank", "device", "backend", "steps per second", "peak memory", "GPU use"]
-        for row in [head, *rows]:
-            _print_row(_HEALTH_ROW, *row)
+        print_rows([["rank", "device", "backend", "steps per second", "peak memory", "GPU use"], *rows])
     _print_verdict(results, seconds)
     return all(result.ok for result in results)
 
@@ -106,7 +103,7 @@ def _train(routes: Sequence[Route], setting: TrainingSettings, as_json: bool) ->
     """Run the trainings, and print a row for each as soon as it is done."""
     results: list[Result] = []
     if not as_json:
-        _print_row(_ROW, "route", "torch", "came up in", "loss", "result")
+        _print_row("route", "torch", "came up in", "loss", "result")
     with progress_bar() as bar:
         task = bar.add_task("", total=len(routes) * len(Build))
         for route, build in product(routes, Build):
@@ -114,15 +111,15 @@ def _train(routes: Sequence[Route], setting: TrainingSettings, as_json: bool) ->
             results.append(trainings.run(route, build, setting))
             if not as_json:
                 bar.stop()  # both streams may be the same terminal: the row goes where the bar was
-                _print_row(_ROW, *_row(results[-1]))
+                _print_row(*_row(results[-1]))
                 bar.start()
             bar.advance(task)
     return results
 
 
 def _reason_to_skip(route: Route, setting: TrainingSettings) -> str:
-    if trainings.is_missing(route):
-        return f"{route.needs} is not installed"
+    if route.missing:
+        return f"{route.missing} is not installed"
     return "it is for a GPU" if route is ONE_GPU and setting.device != "cuda" else ""
 
 
@@ -136,8 +133,8 @@ def _row(result: Result) -> list[str]:
     return [result.route, result.build.value, came_up, loss, "ok" if result.ok else "FAILED"]
 
 
-def _print_row(template: str, *cells: str) -> None:
-    line = Text(template.format(*cells), style="bold" if cells[0] in ("route", "rank") else "")
+def _print_row(*cells: str) -> None:
+    line = Text(_ROW.format(*cells), style="bold" if cells[0] == "route" else "")
     line.highlight_regex(r"\bok\b", "green")
     line.highlight_regex("FAILED", "bold red")
     Console(highlight=False).print(line, soft_wrap=True)

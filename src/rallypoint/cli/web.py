@@ -9,7 +9,7 @@ from rallypoint.cli.foreground import ALLOW_USER, host_option, port_option, set_
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.launch.endpoint import parse_store
 from rallypoint.store.server.process.startup import settle_in
-from rallypoint.watch.web.hosting import open_place
+from rallypoint.watch.web.hosting import access_to, open_place
 
 
 @command(
@@ -47,7 +47,7 @@ def web(store: str, host: str, port: int, token: str, allow_user: list[str] | No
     at = open_place(host, port, token)
     line = f"rallypoint: page on {at.url}"
 
-    from rallypoint.watch.web.serving import WebServer, access_to, serve, watch_store
+    from rallypoint.watch.web.serving import WebServer, serve, watch_store
 
     server = WebServer(watch_store(*places), access_to(at.listeners, at.token), on_ready=lambda: print(line))
     with signals_as_interrupts():

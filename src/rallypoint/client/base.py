@@ -1,4 +1,4 @@
-"""The operations of every store, with torch's names, parameters and results.
+"""The operations of every store, with torch's names, parameters and results; and `PrefixStore`.
 
 Keys are `str`. Values go in as `str` or `bytes` and come out as `bytes`. A time-out is a `timedelta` or a
 number of seconds; where none is given, the store's own holds. All stores are safe to use from many
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rallypoint.errors import StoreTimeoutError, UsageError
+from rallypoint.errors import RallypointError, StoreTimeoutError, UsageError
 from rallypoint.store.wire.encoding import I64_MAX, I64_MIN, pack_i64
+from rallypoint.store.wire.opcodes import Op
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 Timeout = timedelta | float
@@ -26,7 +27,7 @@ _StoreType = TypeVar("_StoreType", bound="Store")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 NOTHING = b"\0"
-"""To look at a key: compared with this, and set to this, it stays as it is. See `seen`."""
+"""A COMPARE_SET with this as both values reads a key, and changes nothing. See `seen`."""
 
 _KEYS_SHOWN = 8
 
@@ -44,27 +45,30 @@ def to_bytes(value: Value) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(memoryview(value))
 
 
+def to_text(name: bytes) -> str:
+    """A key as the caller knows it, from the bytes of a request."""
+    return name.decode(errors="surrogateescape")
+
+
 def as_keys(keys: Sequence[str]) -> Sequence[str]:
-    """The keys; UsageError for a text alone, which would be taken for a list of its letters."""
+    """The keys; UsageError for a single text, which would be read as a list of its letters."""
     if isinstance(keys, str):
         raise UsageError(f"{keys!r} is one key, where a list is wanted", hint=f"write [{keys!r}]")
     return keys
 
 
-def as_pairs(keys: Sequence[str], values: Sequence[Value]) -> Iterator[tuple[str, Value]]:
-    """Keys with their values; UsageError if their numbers differ."""
-    if len(keys) != len(values):
-        raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
-    return zip(as_keys(keys), values, strict=True)
-
-
 def seen(found: bytes) -> bytes:
-    """The value of a key that was compared with `NOTHING`; empty if there is none."""
+    """The value of a key that was read with `NOTHING`; empty if there is none."""
     return b"" if found == NOTHING else found
 
 
+def closed_error(store: Store) -> RallypointError:
+    """The error of a call to a store that is closed."""
+    return RallypointError(f"{store!r} is closed", hint="make a new one, or close it later")
+
+
 def keys_missing(place: str, missing: Sequence[str], count: int, seconds: float) -> StoreTimeoutError:
-    """The error for `count` keys, of which some did not come to the store at `place` in time."""
+    """The error of a wait for `count` keys, some of which were not set at `place` in time."""
     named = ", ".join(shown(key, LONGEST_SENTENCE) for key in missing[:_KEYS_SHOWN])
     more = ", …" if len(missing) > _KEYS_SHOWN else ""
     return StoreTimeoutError(
@@ -82,39 +86,55 @@ def to_i64(number: int, what: str) -> bytes:
 
 
 class Store(ABC):
-    """A key-value store that the ranks of a job share."""
+    """A key-value store that the ranks of a job share.
+
+    What does not wait is a request of the wire protocol, which each kind of store carries out in its own way.
+    """
 
     def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
 
+    # For subclasses
+
+    @abstractmethod
+    def _name(self, key: str) -> bytes:
+        """A key as a request has it."""
+
+    @abstractmethod
+    def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
+        """Carry out a request that does not wait, and return its result."""
+
     # Values
 
-    @abstractmethod
     def set(self, key: str, value: Value) -> None:
         """Store a value, in the place of an older one."""
+        self._call(Op.SET, self._name(key), to_bytes(value))
 
-    @abstractmethod
     def get(self, key: str) -> bytes:
         """The value of a key; waits for it. StoreTimeoutError names the key if it does not come."""
+        return self.multi_get([key])[0]
 
-    @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to the number at a key, 0 if there is none, and return the sum.
 
         A value that is no number is an error: over TCP, the server ends the connection.
         """
+        total: int = self._call(Op.ADD, self._name(key), tail=to_i64(amount, "the amount to add"))
+        return total
 
-    @abstractmethod
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """Store the desired value if the present one is the expected one; return the value after that.
 
         A key that is not there takes the desired value if the expected one is empty; else it
         stays away, and the expected value comes back.
         """
+        values = to_bytes(expected_value), to_bytes(desired_value)
+        found: bytes = self._call(Op.COMPARE_SET, self._name(key), *values)
+        return found
 
-    @abstractmethod
     def append(self, key: str, value: Value) -> None:
         """Append to the value of a key, which is created if need be."""
+        self._call(Op.APPEND, self._name(key), to_bytes(value))
 
     def add_and_look(
         self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
@@ -132,27 +152,35 @@ class Store(ABC):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys; waits for all of them."""
 
-    @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Store several values at once."""
+        if len(keys) != len(values):
+            raise UsageError(f"multi_set got {len(keys)} keys, but {len(values)} values")
+        pairs = zip(as_keys(keys), values, strict=True)
+        blobs = [part for key, value in pairs for part in (self._name(key), to_bytes(value))]
+        self._call(Op.MULTI_SET, *blobs)
 
-    @abstractmethod
     def delete_key(self, key: str) -> bool:
         """Delete a key; True if it was there. Queues are not touched."""
+        existed: bool = self._call(Op.DELETE_KEY, self._name(key))
+        return existed
 
-    @abstractmethod
     def num_keys(self) -> int:
         """How many keys have a value, the store's own for counting workers included, queues left out."""
+        count: int = self._call(Op.GETNUMKEYS)
+        return count
 
-    @abstractmethod
     def list_keys(self) -> list[str]:
         """The keys that have a value, in no order."""
+        start, names = self._name(""), self._call(Op.LIST_KEYS)
+        return [to_text(name[len(start) :]) for name in names if name.startswith(start)]
 
     # Waiting
 
-    @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there; a queue that holds something is."""
+        are_there: bool = self._call(Op.CHECK, *map(self._name, as_keys(keys)))
+        return are_there
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -167,17 +195,18 @@ class Store(ABC):
 
     # Queues
 
-    @abstractmethod
     def queue_push(self, key: str, value: Value) -> None:
         """Append a value to a queue, and wake one caller that waits for it."""
+        self._call(Op.QUEUE_PUSH, self._name(key), to_bytes(value))
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of a queue; waits for one, or raises QueueEmptyError if `block` is False."""
 
-    @abstractmethod
     def queue_len(self, key: str) -> int:
         """How many values a queue holds."""
+        length: int = self._call(Op.QUEUE_LEN, self._name(key))
+        return length
 
     # The store itself
 
@@ -212,3 +241,86 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class PrefixStore(Store):
+    """A part of another store: every key goes there as `prefix/key`, as in torch; prefixes nest.
+
+    The underlying store stays its owner's: `close` ends this object and leaves that store open, unless
+    it was made by `clone`. The time-out is the underlying store's, and `num_keys` counts all of its keys.
+    `list_keys` lists those of this part alone, without the prefix. Errors name keys with the prefix.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        super().__init__(store.timeout)
+        self._prefix = prefix
+        self._store = store
+        self._owns_store = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"PrefixStore({self._prefix!r}, {self._store!r})"
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store that this one is a part of."""
+        return self._store
+
+    def _name(self, key: str) -> bytes:
+        return self._store._name(self._full(key))
+
+    def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
+        return self._open_store()._call(op, *blobs, tail=tail)
+
+    def get(self, key: str) -> bytes:
+        return self._open_store().get(self._full(key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._open_store().multi_get(self._all_full(keys))
+
+    def add_and_look(
+        self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
+    ) -> tuple[int, bytes]:
+        full = None if after is None else (self._full(after[0]), after[1])
+        return self._open_store().add_and_look(self._full(counter), amount, self._full(key), after=full)
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        self._open_store().wait(self._all_full(keys), timeout)
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        self._open_store().barrier(self._full(key), world_size, timeout)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        return self._open_store().queue_pop(self._full(key), block)
+
+    def clone(self) -> PrefixStore:
+        """The same part of a clone of the underlying store, which the new object's `close` closes."""
+        twin = PrefixStore(self._prefix, self._open_store().clone())
+        twin._owns_store = True
+        return twin
+
+    def close(self) -> None:
+        """End this object. The underlying store stays open, unless this is a clone."""
+        self._closed = True
+        if self._owns_store:
+            self._store.close()
+
+    @property
+    def timeout(self) -> timedelta:
+        """The underlying store's."""
+        return self._store.timeout
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Change the underlying store's."""
+        self._store.set_timeout(timeout)
+
+    def _open_store(self) -> Store:
+        if self._closed:
+            raise closed_error(self)
+        return self._store
+
+    def _full(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _all_full(self, keys: Sequence[str]) -> list[str]:
+        return [self._full(key) for key in as_keys(keys)]

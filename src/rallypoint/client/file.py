@@ -160,7 +160,7 @@ class FileStore(LocalStore):
         return self._seat.id + os.urandom(CALL_BYTES)
 
     def _arrive(self, engine: Engine[bytes], member: bytes, name: bytes, world_size: int) -> None:
-        present = engine.arrived(name).get(world_size, [])
+        present = engine.barriers.arrived(name, world_size)
         if len(present) + 1 >= world_size:
             for other in present:
                 owner = self._log.members.get(other[:MEMBER_BYTES])

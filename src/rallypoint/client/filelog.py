@@ -41,7 +41,7 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.engine import Engine
 from rallypoint.store.server.guard.other_users import access_of_environment
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.whole import WholeRequests
+from rallypoint.store.wire.requests import WholeRequests
 from rallypoint.text import shown
 
 _NAME: Final = b"rallypoint file store "

@@ -1,4 +1,4 @@
-"""Stores whose engine lives in this process: every operation, written once; and `HashStore`, in memory.
+"""Stores whose engine lives in this process: what requests do to it, and waiting; and `HashStore`, in memory.
 
 A subclass gives access to the engine, alone and up to date (`_at_once`, `_until`), and records changes
 (`_record`): in memory it wakes others, in a file it writes them down. An operation is a function of the
@@ -19,12 +19,11 @@ from rallypoint.client.base import (
     DEFAULT_TIMEOUT,
     Store,
     Timeout,
-    Value,
     as_keys,
-    as_pairs,
+    closed_error,
     keys_missing,
-    to_bytes,
     to_i64,
+    to_text,
 )
 from rallypoint.errors import QueueEmptyError, RallypointError, StoreTimeoutError
 from rallypoint.store.connect.deadline import Deadline
@@ -39,8 +38,8 @@ _NOBODY = b""
 Change = Callable[[Engine[bytes], bytes, Sequence[bytes], bytes], Any]  # each has the result of its operation
 CHANGES: Final[dict[Op, Change]] = {
     Op.SET: lambda engine, _, blobs, __: engine.set(*blobs),
-    Op.COMPARE_SET: lambda engine, _, blobs, __: engine.compare_set(*blobs),
-    Op.ADD: lambda engine, _, blobs, tail: engine.add(blobs[0], unpack_i64(tail)[0]),
+    Op.COMPARE_SET: lambda engine, _, blobs, __: bytes(engine.compare_set(*blobs)[0]),
+    Op.ADD: lambda engine, _, blobs, tail: engine.add(blobs[0], unpack_i64(tail)[0])[0],
     Op.DELETE_KEY: lambda engine, _, blobs, __: engine.delete(blobs[0]),
     Op.APPEND: lambda engine, _, blobs, __: engine.append(*blobs),
     Op.MULTI_SET: lambda engine, _, blobs, __: engine.multi_set(blobs),
@@ -50,6 +49,16 @@ CHANGES: Final[dict[Op, Change]] = {
     Op.CANCEL_WAIT: lambda engine, who, _, __: engine.withdraw(who),
 }
 """What each request does to the engine, by its writer, its blobs and its tail."""
+
+_MAY_CHANGE_NOTHING: Final = (Op.COMPARE_SET, Op.DELETE_KEY)
+
+_LOOKS: Final[dict[Op, Callable[[Engine[bytes], Sequence[bytes]], Any]]] = {
+    Op.CHECK: lambda engine, blobs: not engine.missing(blobs),
+    Op.GETNUMKEYS: lambda engine, _: engine.num_keys(),
+    Op.LIST_KEYS: lambda engine, _: list(engine.keys()),
+    Op.QUEUE_LEN: lambda engine, blobs: engine.queue_length(*blobs),
+}
+"""What requests that change nothing find in the engine, by their blobs."""
 
 
 class LocalStore(Store):
@@ -81,16 +90,19 @@ class LocalStore(Store):
     def _new_member(self) -> bytes:
         return os.urandom(16)
 
-    # Values
+    def _name(self, key: str) -> bytes:
+        return key.encode(errors="surrogateescape")
 
-    def set(self, key: str, value: Value) -> None:
-        self._change(Op.SET, [to_key(key), to_bytes(value)])
+    def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
+        look = _LOOKS.get(op)
+        if look is not None:
+            return self._act(lambda engine: look(engine, blobs))
+        return self._act(lambda engine: self._apply(engine, op, blobs, tail))
 
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
+    # Waiting
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        names = [to_key(key) for key in as_keys(keys)]
+        names = [self._name(key) for key in as_keys(keys)]
         missing: list[bytes] = []
 
         def attempt(engine: Engine[bytes]) -> list[bytes] | None:
@@ -103,54 +115,8 @@ class LocalStore(Store):
             raise self._missing_error(missing, len(keys), deadline)
         return values
 
-    def add(self, key: str, amount: int) -> int:
-        total: int = self._change(Op.ADD, [to_key(key)], to_i64(amount, "the amount to add"))[0]
-        return total
-
-    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        name, contents = to_key(key), (to_bytes(expected_value), to_bytes(desired_value))
-
-        def act(engine: Engine[bytes]) -> bytes:
-            before = engine.get(name)
-            value, _ = engine.compare_set(name, *contents)
-            if engine.get(name) is not before:
-                self._record(Op.COMPARE_SET, [name, *contents])
-            return bytes(value)
-
-        return self._act(act)
-
-    def append(self, key: str, value: Value) -> None:
-        self._change(Op.APPEND, [to_key(key), to_bytes(value)])
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        pairs = as_pairs(keys, values)
-        self._change(Op.MULTI_SET, [part for key, value in pairs for part in (to_key(key), to_bytes(value))])
-
-    def delete_key(self, key: str) -> bool:
-        name = to_key(key)
-
-        def act(engine: Engine[bytes]) -> bool:
-            existed = engine.delete(name)
-            if existed:
-                self._record(Op.DELETE_KEY, [name])
-            return existed
-
-        return self._act(act)
-
-    def num_keys(self) -> int:
-        return self._act(lambda engine: engine.num_keys())
-
-    def list_keys(self) -> list[str]:
-        return self._act(lambda engine: list(map(_to_text, engine.keys())))
-
-    # Waiting
-
-    def check(self, keys: Sequence[str]) -> bool:
-        names = [to_key(key) for key in as_keys(keys)]
-        return self._act(lambda engine: not engine.missing(names))
-
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        names = [to_key(key) for key in as_keys(keys)]
+        names = [self._name(key) for key in as_keys(keys)]
         missing: list[bytes] = []
 
         def attempt(engine: Engine[bytes]) -> bool | None:
@@ -162,7 +128,7 @@ class LocalStore(Store):
             raise self._missing_error(missing, len(keys), deadline)
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        name, member = to_key(key), self._new_member()
+        name, member = self._name(key), self._new_member()
         deadline = Deadline(self._seconds(timeout))
 
         def released(engine: Engine[bytes]) -> bool | None:
@@ -198,13 +164,8 @@ class LocalStore(Store):
         self._withdraw(engine, member)
         return len(present)
 
-    # Queues
-
-    def queue_push(self, key: str, value: Value) -> None:
-        self._change(Op.QUEUE_PUSH, [to_key(key), to_bytes(value)])
-
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        name = to_key(key)
+        name = self._name(key)
 
         def attempt(engine: Engine[bytes]) -> bytes | None:
             _, value = engine.pop(_NOBODY, name)
@@ -220,18 +181,11 @@ class LocalStore(Store):
             raise self._missing_error([name], 1, deadline)
         raise QueueEmptyError(f"the queue {key!r} of {self!r} is empty")
 
-    def queue_len(self, key: str) -> int:
-        name = to_key(key)
-        return self._act(lambda engine: engine.queue_length(name))
-
-    # The rest
+    # Acting on the engine
 
     def _act(self, act: Callable[[Engine[bytes]], _Result]) -> _Result:
         self._check_open()
         return self._at_once(act)
-
-    def _change(self, op: Op, contents: Sequence[bytes], tail: bytes = b"") -> Any:
-        return self._act(lambda engine: self._apply(engine, op, contents, tail))
 
     def _apply(
         self,
@@ -241,30 +195,23 @@ class LocalStore(Store):
         tail: bytes = b"",
         member: bytes = _NOBODY,
     ) -> Any:
-        """Do to the engine what a request says, record the request, and return the result."""
+        """Do to the engine what a request says, record the request if it changed something; the result."""
+        before = engine.get(contents[0]) if op in _MAY_CHANGE_NOTHING else None
         result = CHANGES[op](engine, member, contents, tail)
-        self._record(op, contents, tail=tail, member=member)
+        if op not in _MAY_CHANGE_NOTHING or engine.get(contents[0]) is not before:
+            self._record(op, contents, tail=tail, member=member)
         return result
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RallypointError(f"{self!r} is closed", hint="make a new one, or close it later")
+            raise closed_error(self)
 
     def _missing_error(self, missing: Sequence[bytes], count: int, deadline: Deadline) -> StoreTimeoutError:
-        return keys_missing(repr(self), [_to_text(name) for name in missing], count, deadline.seconds)
-
-
-def to_key(key: str) -> bytes:
-    """A key as the engine knows it."""
-    return key.encode(errors="surrogateescape")
-
-
-def _to_text(name: bytes) -> str:
-    return name.decode(errors="surrogateescape")
+        return keys_missing(repr(self), [to_text(name) for name in missing], count, deadline.seconds)
 
 
 def _present(engine: Engine[bytes], name: bytes, world_size: int) -> list[bytes]:
-    return engine.arrived(name).get(world_size, [])
+    return engine.barriers.arrived(name, world_size)
 
 
 class HashStore(LocalStore):

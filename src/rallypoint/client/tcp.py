@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.client.base import (
     DEFAULT_TIMEOUT,
@@ -22,7 +22,6 @@ from rallypoint.client.base import (
     Timeout,
     Value,
     as_keys,
-    as_pairs,
     keys_missing,
     seen,
     to_bytes,
@@ -43,21 +42,36 @@ from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.server.loops.backend import Choice, choose
-from rallypoint.store.wire.encoding import counted_request, request
+from rallypoint.store.wire.encoding import counted_request, encode, pack_i64, request
 from rallypoint.store.wire.opcodes import ACTIVITY_BYTES, READY, STOP_WAITING, WAIT_CANCELED, Op
 
-# Imported late: the server by a master, `absence` where a wait has failed. Together they take longer to
+# Imported late: the server by a master, `look` where a wait has failed. Together they take longer to
 # import than all the rest of a client.
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.roll import Roll
     from rallypoint.store.server.process.hosting import HostedServer
 
 _WORKERS = b"init/"
+_NONCE = b"done"
 _POLL_SECONDS = 0.01
 _FIRST_REPORT = 10.0
 _OWN_SECONDS = 10.0
 _GRACE_SECONDS = 2.0  # for answers behind the deadline of a wait: of its end, of what is missing, of a value
 _KEYS_NAMED = 4096
+
+
+_REPLIES: Final[dict[Op, Callable[[Connection, Deadline], Any]]] = {
+    Op.ADD: Connection.read_i64,
+    Op.CHECK: lambda connection, deadline: connection.read(1, deadline) == READY,
+    Op.COMPARE_SET: Connection.read_blob,
+    Op.DELETE_KEY: lambda connection, deadline: connection.read_i64(deadline) == 1,
+    Op.GETNUMKEYS: Connection.read_i64,
+    Op.LIST_KEYS: lambda connection, deadline: [
+        connection.read_blob(deadline) for _ in range(connection.read_i64(deadline))
+    ],
+    Op.QUEUE_LEN: Connection.read_i64,
+}
+"""How the reply to a request is read. The other requests have none, and are acknowledged by a PING."""
 
 
 class TCPStore(Store):
@@ -152,66 +166,45 @@ class TCPStore(Store):
 
     # Values
 
-    def set(self, key: str, value: Value) -> None:
-        self._command(request(Op.SET, _wire_key(key), to_bytes(value)))
+    def _name(self, key: str) -> bytes:
+        return b"/" + key.encode(errors="surrogateescape")
+
+    def _names(self, keys: Sequence[str]) -> list[bytes]:
+        return [self._name(key) for key in as_keys(keys)]
+
+    def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
+        message, read = encode(op, blobs, tail), _REPLIES.get(op)
+        if read is None:  # without the PING, the next call could overtake it on another connection
+            message, read = message + request(Op.PING, tail=_NONCE), _read_nonce
+        with self._exchange(message) as (connection, deadline):
+            return read(connection, deadline)
 
     def get(self, key: str) -> bytes:
-        return self._get([key], request(Op.GET, _wire_key(key)))[0]
+        return self._get(Op.GET, [key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        if not keys:
-            return []
-        return self._get(keys, counted_request(Op.MULTI_GET, _wire_keys(keys)))
+        return self._get(Op.MULTI_GET, keys) if keys else []
 
     def add(self, key: str, amount: int) -> int:
         try:
-            return self._add(_wire_key(key), amount)
+            return super().add(key, amount)
         except ConnectionLostError as error:
             raise ConnectionLostError(
                 error.message,
                 hint=f"if the value of {key!r} is no number, the server ends the connection; its log says so",
             ) from error
 
-    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        message = request(Op.COMPARE_SET, _wire_key(key), to_bytes(expected_value), to_bytes(desired_value))
-        with self._exchange(message) as (connection, deadline):
-            return connection.read_blob(deadline)
-
-    def append(self, key: str, value: Value) -> None:
-        self._command(request(Op.APPEND, _wire_key(key), to_bytes(value)))
-
     def add_and_look(
         self, counter: str, amount: int, key: str, *, after: tuple[str, Value] | None = None
     ) -> tuple[int, bytes]:
-        message = request(Op.ADD, _wire_key(counter), tail=to_i64(amount, "the amount to add"))
-        message += request(Op.COMPARE_SET, _wire_key(key), NOTHING, NOTHING)
+        message = request(Op.ADD, self._name(counter), tail=to_i64(amount, "the amount to add"))
+        message += request(Op.COMPARE_SET, self._name(key), NOTHING, NOTHING)
         if after is not None:
-            message = request(Op.APPEND, _wire_key(after[0]), to_bytes(after[1])) + message
+            message = request(Op.APPEND, self._name(after[0]), to_bytes(after[1])) + message
         with self._exchange(message) as (connection, deadline):
             return connection.read_i64(deadline), seen(connection.read_blob(deadline))
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        pairs = as_pairs(keys, values)
-        contents = [part for key, value in pairs for part in (_wire_key(key), to_bytes(value))]
-        self._command(counted_request(Op.MULTI_SET, contents, blobs_each=2))
-
-    def delete_key(self, key: str) -> bool:
-        return self._ask(request(Op.DELETE_KEY, _wire_key(key))) == 1
-
-    def num_keys(self) -> int:
-        return self._ask(request(Op.GETNUMKEYS))
-
-    def list_keys(self) -> list[str]:
-        with self._exchange(request(Op.LIST_KEYS)) as (connection, deadline):
-            count = connection.read_i64(deadline)
-            keys = [connection.read_blob(deadline) for _ in range(count)]
-        return [key[1:].decode(errors="surrogateescape") for key in keys if key.startswith(b"/")]
-
     # Waiting
-
-    def check(self, keys: Sequence[str]) -> bool:
-        with self._exchange(counted_request(Op.CHECK, _wire_keys(keys))) as (connection, deadline):
-            return connection.read(1, deadline) == READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         deadline = Deadline(self._seconds(timeout))
@@ -222,11 +215,11 @@ class TCPStore(Store):
         deadline = Deadline(self._seconds(timeout))
         with self._pool.lend(deadline) as connection:
             connection.send(
-                request(Op.BARRIER, _wire_key(key), tail=to_i64(world_size, "the barrier's size")), deadline
+                request(Op.BARRIER, self._name(key), tail=to_i64(world_size, "the barrier's size")), deadline
             )
             stopped, roll = self._await_stop(connection, deadline)
         if not stopped:
-            from rallypoint.client.absence import absent_at_barrier
+            from rallypoint.client.look import absent_at_barrier
 
             late = StoreTimeoutError(
                 f"not all {world_size} members came to the barrier {key!r} at {self._place} within "
@@ -238,16 +231,13 @@ class TCPStore(Store):
 
     # Queues
 
-    def queue_push(self, key: str, value: Value) -> None:
-        self._command(request(Op.QUEUE_PUSH, _wire_key(key), to_bytes(value)))
-
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline(self._timeout)
         with self._pool.lend(deadline) as connection:
             # A client that is woken may still find the queue empty: another one was quicker, or the key
             # also has a value, which ends every wait. Then it waits again, after a pause that grows.
             pause = 0.0
-            while (value := _pop(connection, key, deadline)) is None:
+            while (value := _pop(connection, self._name(key), deadline)) is None:
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty")
                 if deadline.passed:
@@ -257,29 +247,25 @@ class TCPStore(Store):
                 pause = min(pause + 0.001, _POLL_SECONDS)
             return value
 
-    def queue_len(self, key: str) -> int:
-        return self._ask(request(Op.QUEUE_LEN, _wire_key(key)))
-
     # The store itself
 
     def tell(self, text: str) -> None:
-        """Say what whoever looks at the store is to be told of this process, instead of what it said before.
+        """Report a text about this process, which snapshots of the store show; it replaces the one before.
 
-        For launchers, and for servers of Rallypoint and their relays alone: torch's own server ends a
-        connection that tells, also if a relay is in front of it. The caller has to know that it is none. The
-        text is ASCII, of at most 65,536 characters; an empty one takes back what was told.
+        The text is ASCII, of at most 65,536 characters; an empty one withdraws the report. For launchers, on
+        servers of Rallypoint and their relays alone: torch's own server ends the connection, also behind a
+        relay, so the caller has to know which it is.
 
-        What is told belongs to the connection that it went by, as does the identity that was sent there
-        first, and goes with it. Calls at the same time go by several connections, each with a text of its
-        own. So use a store for this that no other thread uses: it has one connection, and makes a new one if
-        that is lost. What was told before is gone then, until the next call.
+        The server keeps the text with the connection that it came by, and drops it with that. Each thread
+        has a connection of its own: so use a store for this that no other thread uses, and report again if
+        its connection is lost.
         """
         if not text.isascii() or len(text) > ACTIVITY_BYTES:
             raise UsageError(
                 f"a text of {len(text):,} characters cannot be told",
                 hint=f"it has to be ASCII, and no longer than {ACTIVITY_BYTES:,} characters",
             )
-        self._command(request(Op.TELL, text.encode()))
+        self._call(Op.TELL, text.encode())
 
     def clone(self) -> TCPStore:
         """Another client of the same server. A master's server ends when it and its clones are closed."""
@@ -307,28 +293,18 @@ class TCPStore(Store):
             yield connection, deadline
             connection.finish()
 
-    def _command(self, message: bytes) -> None:
-        """A request without a reply, acknowledged by a PING behind it.
-
-        Without that, the next call could overtake it on another connection.
-        """
-        nonce = b"done"
-        with self._exchange(message + request(Op.PING, tail=nonce)) as (connection, deadline):
-            _expect(connection.read(len(nonce), deadline), nonce)
-
-    def _ask(self, message: bytes, deadline: Deadline | None = None) -> int:
-        with self._exchange(message, deadline) as (connection, deadline):
-            return connection.read_i64(deadline)
-
     def _add(self, wire_key: bytes, amount: int, deadline: Deadline | None = None) -> int:
-        return self._ask(request(Op.ADD, wire_key, tail=to_i64(amount, "the amount to add")), deadline)
+        message = request(Op.ADD, wire_key, tail=pack_i64(amount))
+        with self._exchange(message, deadline) as (connection, until):
+            return connection.read_i64(until)
 
-    def _get(self, keys: Sequence[str], message: bytes) -> list[bytes]:
+    def _get(self, op: Op, keys: Sequence[str]) -> list[bytes]:
         """Wait for the keys, then read them.
 
         In one write it would be quicker, but torch's legacy server ends a connection that GETs a missing key.
         """
         deadline = Deadline(self._timeout)
+        message = encode(op, self._names(keys), b"")
         with self._pool.lend(deadline) as connection:
             self._wait_for(connection, keys, deadline)
             connection.send(message, deadline)
@@ -344,16 +320,23 @@ class TCPStore(Store):
         late: StoreTimeoutError | None = None,
     ) -> None:
         """Wait for keys; at the deadline raise `late`, or an error that names the missing ones."""
-        connection.send(counted_request(Op.WAIT, _wire_keys(keys)), deadline)
+        connection.send(counted_request(Op.WAIT, self._names(keys)), deadline)
         stopped, roll = self._await_stop(connection, deadline)
         if stopped:
             return
-        missing = _missing(connection, keys[:_KEYS_NAMED])
+        missing = self._missing(connection, keys[:_KEYS_NAMED])
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
-            from rallypoint.client.absence import absent_for_keys
+            from rallypoint.client.look import absent_for_keys
 
             late = late or keys_missing(self._place, missing, len(keys), deadline.seconds)
             raise absent_for_keys(roll, missing).named_in(late)
+
+    def _missing(self, connection: Connection, keys: Sequence[str]) -> list[str]:
+        deadline = Deadline(_GRACE_SECONDS)
+        connection.send(b"".join(counted_request(Op.CHECK, [self._name(key)]) for key in keys), deadline)
+        answers = connection.read(len(keys), deadline)
+        connection.finish()
+        return [key for key, answer in zip(keys, answers, strict=True) if answer != READY[0]]
 
     def _await_stop(self, connection: Connection, deadline: Deadline) -> tuple[bool, Roll | None]:
         """Await the end of a wait. False if the deadline came first, then with the roll if it is known."""
@@ -396,7 +379,7 @@ class TCPStore(Store):
         count = self.count_workers()
         while count < world_size:
             if deadline.passed:
-                from rallypoint.client.absence import absent_workers
+                from rallypoint.client.look import absent_workers
 
                 late = StoreTimeoutError(
                     f"{count} of {world_size} workers have come to the store {place} "
@@ -433,16 +416,8 @@ def _let_go(pool: ConnectionPool, server: HostedServer | None) -> None:
         server.release()
 
 
-def _wire_key(key: str) -> bytes:
-    return b"/" + key.encode(errors="surrogateescape")
-
-
-def _wire_keys(keys: Sequence[str]) -> list[bytes]:
-    return [_wire_key(key) for key in as_keys(keys)]
-
-
-def _pop(connection: Connection, key: str, deadline: Deadline) -> bytes | None:
-    connection.send(request(Op.QUEUE_POP, _wire_key(key)), deadline)
+def _pop(connection: Connection, name: bytes, deadline: Deadline) -> bytes | None:
+    connection.send(request(Op.QUEUE_POP, name), deadline)
     patience = Deadline(deadline.remaining + _GRACE_SECONDS)  # the server may have taken a value out already
     value = connection.read_blob(patience) if connection.read_i64(patience) > 0 else None
     connection.finish()
@@ -474,13 +449,8 @@ def _cancel(connection: Connection) -> bool:
     return stopped
 
 
-def _missing(connection: Connection, keys: Sequence[str]) -> list[str]:
-    deadline = Deadline(_GRACE_SECONDS)
-    checks = [counted_request(Op.CHECK, [_wire_key(key)]) for key in keys]
-    connection.send(b"".join(checks), deadline)
-    answers = connection.read(len(keys), deadline)
-    connection.finish()
-    return [key for key, answer in zip(keys, answers, strict=True) if answer != READY[0]]
+def _read_nonce(connection: Connection, deadline: Deadline) -> None:
+    _expect(connection.read(len(_NONCE), deadline), _NONCE)
 
 
 def _expect(answer: bytes, expected: bytes) -> None:

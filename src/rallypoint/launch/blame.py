@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.codec import from_text, to_text
 from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, hint_for, signal_name
-from rallypoint.launch.stacks.frames import Stack
+from rallypoint.frames import Stack
 from rallypoint.store.rollcall.identity import Identity
 from rallypoint.text import LONGEST_SENTENCE, shown
 

@@ -28,8 +28,7 @@ from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.launch.rendezvous.roster import Settings as SharedSettings
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.schedulers.placement import Placement
-from rallypoint.launch.stacks.switch import STALL_SECONDS, STALL_VARIABLE, signals_of
-from rallypoint.launch.stacks.switch import VARIABLE as STACKS_VARIABLE
+from rallypoint.launch.stacks import STACKS_VARIABLE, STALL_SECONDS, STALL_VARIABLE, signals_of
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, PRELOAD_VARIABLE, START_VARIABLE
 from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE

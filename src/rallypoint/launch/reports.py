@@ -31,10 +31,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from rallypoint.client.filelock import open_locked
 from rallypoint.codec import from_text, to_text
+from rallypoint.frames import MOST_FRAMES, Frame
 from rallypoint.launch.blame import Exit, Failure, FailureSummary, LostServer, RankIdentity
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.stacks.activity import MachineActivity
-from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_loopback, split_address
@@ -216,7 +216,7 @@ def _stack(trace: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def _await_look(who: RankIdentity) -> None:
-    """Have this process end only after a look at all ranks, if its launcher takes one: see `Looker.alarm`.
+    """Have this process end only after a look at all ranks, if its launcher takes one (`RankSampler.alarm`).
 
     It waits after its error has been printed. Whoever ends it meanwhile loses nothing.
     """

@@ -1,13 +1,13 @@
 """torchrun, as `rallypoint run` starts it: `python -m rallypoint.pytorch.agent` and torchrun's arguments.
 
-It is torchrun's own main function. Some things are added: how many ranks `--nproc-per-node=devices` means on
-this machine, which only torch can tell; that agent and ranks end when `rallypoint run` is killed; that the
-agent outlives signals which are meant for its ranks; and, on Windows, how ranks are ended, for which torchrun
-uses what is not there.
+It runs torchrun's own main function, with additions: `--nproc-per-node=devices` counts the accelerators of
+this machine, which only torch can do; agent and ranks end when `rallypoint run` is killed; the agent survives
+signals that are meant for its ranks; and, on Windows, ranks are ended in a way that exists there.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -84,7 +84,7 @@ def end_ranks_as_windows_does() -> None:
     SubprocessHandler.close = _close_rank
 
 
-def hear_ctrl_break(arguments: Sequence[str]) -> list[str]:
+def with_ctrl_break(arguments: Sequence[str]) -> list[str]:
     """torchrun's arguments, with the signals of Windows; its default has some that are not there.
 
     Older torches have no such option. One that the user has given comes later, and counts.
@@ -105,7 +105,7 @@ def _close_rank(handler: Any, death_sig: int | None = None) -> None:
             stream.close()
 
 
-def leave_signals_to_ranks() -> None:
+def survive_user_signals() -> None:
     """Outlive SIGUSR1 and SIGUSR2: schedulers send them to every process of a job, and mean its ranks."""
     for name in ("SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
@@ -113,7 +113,7 @@ def leave_signals_to_ranks() -> None:
             signal.signal(getattr(signal, name), lambda *_: None)
 
 
-def be_interrupted_once() -> None:
+def raise_at_first_interrupt() -> None:
     """Let one Ctrl-C end this process before it has ranks: it is sent by the terminal and by the launcher.
 
     Another one, a second later, interrupts what it still does at its end.
@@ -129,12 +129,11 @@ def be_interrupted_once() -> None:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def be_told_once() -> None:
-    """Have torchrun end its ranks at the first signal to end, and give them their time whatever follows.
+def end_ranks_once() -> None:
+    """Have torchrun end its ranks at the first SIGTERM or SIGINT, and ignore the ones that follow.
 
-    Schedulers send more than one SIGTERM, and `rallypoint run` passes one on. By itself, torchrun would leave
-    its ranks behind at the second signal, in the middle of what they do at their end. Another Ctrl-C,
-    a second later, kills the ranks: somebody does not want to wait for them.
+    Schedulers send several, and `rallypoint run` passes one on. By itself, torchrun would abandon its ranks
+    at the second signal, while they clean up. Another Ctrl-C, a second later, kills the ranks.
     """
     from torch.distributed.elastic.multiprocessing import api
 
@@ -206,8 +205,9 @@ def settle_ranks(arguments: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run torchrun; it raises when a rank has failed, and `reports` sees to the rest."""
-    leave_signals_to_ranks()
-    be_interrupted_once()
+    gc.disable()  # what is imported stays, and each collection would visit all of it
+    survive_user_signals()
+    raise_at_first_interrupt()
     if "--nnodes=1" in sys.argv:
         prepare_first_store()  # meanwhile, torch is imported
     if can_fork():
@@ -227,11 +227,13 @@ def main() -> None:
     rendezvous_handler_registry.register(BACKEND, get_handler())
     sys.argv[0] = "torchrun"  # what it calls itself where it refuses an option
     arguments = settle_ranks(sys.argv[1:])
-    be_told_once()
+    end_ranks_once()
     report_ends_of_attempts()
     if sys.platform == "win32":
         end_ranks_as_windows_does()
-        arguments = hear_ctrl_break(arguments)
+        arguments = with_ctrl_break(arguments)
+    gc.freeze()
+    gc.enable()
     run_torchrun(arguments)
 
 

@@ -38,6 +38,28 @@ def activate() -> None:
         _warn()
 
 
+def substitute() -> None:
+    """Patch torch's `TCPStore`, and make `rally://` known. UsageError if a variable of ours is wrong.
+
+    To be called once this process has imported torch.distributed.
+    """
+    from rallypoint.launch.switches import Patch, patch_of
+
+    patch = patch_of()
+    import torch.distributed as dist
+
+    if patch is Patch.NEVER or not dist.is_available():  # not every build has it
+        return
+    from rallypoint.pytorch.schemes import register_rally, register_schemes
+    from rallypoint.pytorch.substitution import install
+
+    install()
+    if patch is Patch.ALWAYS:
+        register_schemes()
+    else:
+        register_rally()
+
+
 def get_handler() -> Callable[[Any], Any]:
     """What every torchrun loads: it returns what makes a handler, and imports nothing that is not needed."""
     return _create_handler
@@ -57,8 +79,6 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 def _try_to_substitute() -> None:
     try:
-        from rallypoint.pytorch.activation import substitute
-
         substitute()
     except Exception:
         _warn()

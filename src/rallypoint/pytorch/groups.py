@@ -1,7 +1,7 @@
-"""What Rallypoint does when a process group begins and when it ends, besides what torch does itself.
+"""What Rallypoint adds to the begin and the end of a process group.
 
-When it begins, a rank answers for itself. A launcher names the rank in a variable, but
-`torch.multiprocessing.spawn` passes it as an argument; then it is known only here.
+When it begins, the process learns its rank, under which it reports its stacks. A launcher names the rank in a
+variable, but `torch.multiprocessing.spawn` passes it as an argument; then it is known only here.
 
 A process group can be destroyed and made again on the same port, and each rank does so at its own pace. A
 quick one finds the store of the old group, with its keys, which rank 0 will end in a moment. So a rank that

@@ -42,25 +42,32 @@ from rallypoint.errors import (
 )
 from rallypoint.launch import reports
 from rallypoint.launch.blame import read_summary, to_ending
-from rallypoint.launch.endpoint import parse_endpoints, parse_round_store
+from rallypoint.launch.endpoint import Endpoint, RoundStore, parse_endpoints, parse_round_store
+from rallypoint.launch.environment import inject, name_interfaces, name_relay
 from rallypoint.launch.health import UnfitError, why_unfit
 from rallypoint.launch.options import BACKEND, RendezvousSettings, parse_conf
 from rallypoint.launch.rendezvous.attendance import AGENTS, Joining, RollCall, RoundFailures, planned
-from rallypoint.launch.rendezvous.digest import RoundEnd
+from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import DeathNotice
 from rallypoint.launch.rendezvous.roster import Ending, Member, Size
-from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place, open_replicated, openness
+from rallypoint.launch.rendezvous.servers import (
+    RendezvousPlace,
+    open_place,
+    open_replicated,
+    openness,
+    workers_for,
+)
 from rallypoint.launch.stacks.watching import RankWatch
-from rallypoint.launch.switches import START_VARIABLE, Patch, client_of, patch_of
+from rallypoint.launch.switches import PATCH_VARIABLE, START_VARIABLE, Patch, client_of, patch_of
 from rallypoint.pytorch.forking import prepare_next_attempt, prepare_template
 from rallypoint.pytorch.parameters import StoreParameters
-from rallypoint.pytorch.rank_route import RankRoute
-from rallypoint.pytorch.substitution import make_store
+from rallypoint.pytorch.substitution import find_fault, make_store
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.server.guard.secret import take_secret
+from rallypoint.store.server.guard.secret import job_secret, take_secret
 from rallypoint.text import LONGEST_SENTENCE, shown
 
 logger = logging.getLogger("rallypoint.torchrun")
@@ -146,9 +153,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         return str(self._run_id)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._failures.log_lost()
-        self._joining.stop()
-        self._watch.stop()
+        self._end_attempt()
         ending = self._first_failure()
         self._failures.forget()  # the launcher's last words are about the last round
         self._place.end_relay()  # before the store that it asks is ended, which it would report
@@ -199,9 +204,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
 
     def shutdown(self) -> bool:
         """Leave. The machine with the stores stays until the others have left."""
-        self._failures.log_lost()
-        self._joining.stop()
-        self._watch.stop()
+        self._end_attempt()
         if self._heart is not None:
             self._heart.stop()  # before it leaves: the machine with the store may end it then
         first = self._first_failure()
@@ -224,6 +227,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._place.close(alone=alone)
         self._watch.close()
         return True
+
+    def _end_attempt(self) -> None:
+        """Neither count nor watch the ranks any more."""
+        self._failures.log_lost()
+        self._joining.stop()
+        self._watch.stop()
 
     def _give_up(self) -> None:
         """This process ends without a `shutdown`: it was told to go by a signal."""
@@ -343,6 +352,61 @@ def _open_place(
         seconds=seconds,
         ports=conf.port_range,
     )
+
+
+class RankRoute:
+    """How the ranks of this machine reach each round's store: directly, or through a relay of their machine.
+
+    torchrun's agent starts the relay, and says in its environment, which ranks inherit, where it is.
+    """
+
+    def __init__(
+        self, place: RendezvousPlace, conf: RendezvousSettings, *, has_relays: bool, is_shared: bool
+    ) -> None:
+        """`has_relays`: machines may have relays. `is_shared`: the job has several machines."""
+        self._place = place
+        self._conf = conf
+        self._has_relays = has_relays
+        self._prepares = (has_relays or not is_shared) and not conf.workers
+
+    def prepare(self) -> None:
+        """Start the process of the next round's relay or store, if it needs one."""
+        if self._prepares:
+            self._place.prepare_next()
+
+    def start_store(self, assignment: Assignment) -> str:
+        """Start the round's store, as its keeper; where it is."""
+        workers = self._conf.workers
+        if workers is None:
+            workers = workers_for(assignment.size, have_relays=self._has_relays)
+        return str(self._place.start_round(assignment.name, workers, has_relays=self._has_relays))
+
+    def open(self, store: RoundStore, met: Round) -> Endpoint | None:
+        """Lead the ranks to the store of a round; the relay, if they have one."""
+        relay = self._place.start_relay(store) if self._wants_relay(met) else None
+        if relay is None and job_secret() is not None and not is_this_machine(store.master.host):
+            raise UsageError(
+                f"the workers of this machine need a relay to reach {store.master}, as this job has a secret",
+                hint=f"leave out --relay=off and {PATCH_VARIABLE}=never: they are for jobs without a secret",
+            )
+        name_relay(os.environ, relay, store.master)
+        if met.size > 1 and (named := name_interfaces(os.environ, self._place.own_address())):
+            logger.warning("rallypoint: %s", named)
+        fault = find_fault(*(relay or store.master))
+        if patch_of() is not Patch.NEVER and (fault is not None or relay is not None):
+            if fault is not None:
+                logger.info(
+                    "this torch's TCPStore is no good (%s): the workers get Rallypoint's help", fault.name
+                )
+            os.environ.update(inject(os.environ))
+        return relay
+
+    def _wants_relay(self, met: Round) -> bool:
+        if patch_of() is Patch.NEVER:  # the workers' torch would not find the relay
+            if self._conf.relay == "on":
+                logger.warning("no relay: %s=never keeps the workers from one", PATCH_VARIABLE)
+            return False
+        return self._conf.relay == "on" or (self._conf.relay == "auto" and met.size > 1)
 
 
 _ERRORS: tuple[tuple[type[RallypointError], Any], ...] = (

@@ -173,9 +173,9 @@ def _operation(name: str, *kinds: Callable[[object], object]) -> Callable[..., A
 class PythonStore(dist.Store):  # type: ignore[misc]  # torch is not typed here
     """A torch store over one of ours.
 
-    C++ calls back into it from threads of its own, each waiting on a connection of its own. It looks for some
-    methods by names of its own: `deleteKey` and `getNumKeys`. The time-out is kept in C++, since C++ changes
-    it there without calling back: `timeout` and `set_timeout` are torch's.
+    C++ calls it from its own threads, each of which waits on a connection of its own, and looks for some
+    methods by other names: `deleteKey` and `getNumKeys`. The time-out is kept in C++, which changes it there
+    without a call: `timeout` and `set_timeout` are torch's.
     """
 
     def __init__(self, store: Store) -> None:

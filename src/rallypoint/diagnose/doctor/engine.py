@@ -222,8 +222,10 @@ _SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
 
 
 def _missing_rights(address: EngineAddress, acks: int) -> Sequence[str]:
-    from rallypoint.store.replica.engines.redis_client import RedisClient  # late: it needs a package
-    from rallypoint.store.replica.engines.redis_scripts import missing_rights
+    from rallypoint.store.replica.engines.redis_client import (
+        RedisClient,  # late: it needs a package
+        missing_rights,
+    )
 
     with closing(RedisClient(address)) as client:
         return missing_rights(client, address.job, acks)

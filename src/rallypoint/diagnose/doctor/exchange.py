@@ -16,9 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
-from rallypoint.client.base import Store
+from rallypoint.client.base import PrefixStore, Store
 from rallypoint.client.look import look
-from rallypoint.client.prefix import PrefixStore
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import ReadBy, at_most, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.network import interfaces_out

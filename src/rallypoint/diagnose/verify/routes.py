@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from importlib.util import find_spec
 from typing import Final
 
 from rallypoint.errors import UsageError
@@ -42,9 +43,9 @@ class Route:
         return "rallypoint" not in self.options
 
     @property
-    def needs(self) -> str:
-        """The package that has to be installed."""
-        return "accelerate" if "accelerate" in self.options else ""
+    def missing(self) -> str:
+        """The package that it needs and that is not installed, if there is one."""
+        return "accelerate" if "accelerate" in self.options and find_spec("accelerate") is None else ""
 
     def commands(self, script: str, folder: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
         """Of each process: the arguments of Python, and what is added to its environment."""

@@ -139,11 +139,6 @@ def find_equipment() -> Equipment:
     return Equipment(version, "nccl" in backends, gpus)
 
 
-def is_missing(route: Route) -> bool:
-    """Whether the route needs a package that is not installed."""
-    return bool(route.needs) and find_spec(route.needs) is None
-
-
 def run(route: Route, build: Build, setting: TrainingSettings) -> Result:
     """Train once; a second time if another program took the port between our choice and its use.
 
@@ -388,10 +383,7 @@ def health_rows(trainings: Sequence[Sequence[RankReport]]) -> list[list[str]]:
     for (rank, device, backend), reports in sorted(groups.items()):
         speeds = [each.steps_per_second for each in reports]
         memory = max(each.peak_memory_bytes or 0 for each in reports)
-        use = max(-1 if each.gpu_use_percent is None else each.gpu_use_percent for each in reports)
-        speed, held = (
-            f"{min(speeds):.0f} to {max(speeds):.0f}",
-            f"{memory / 2**20:,.0f} MiB" if memory else "",
-        )
-        rows.append([str(rank), device, backend, speed, held, f"{use} %" if use >= 0 else ""])
+        uses = [each.gpu_use_percent for each in reports if each.gpu_use_percent is not None]
+        held, used = f"{memory / 2**20:,.0f} MiB" if memory else "", f"{max(uses)} %" if uses else ""
+        rows.append([str(rank), device, backend, f"{min(speeds):.0f} to {max(speeds):.0f}", held, used])
     return rows

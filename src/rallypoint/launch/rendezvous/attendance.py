@@ -21,8 +21,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
-from rallypoint.client.absence import HEAD, absent_text
-from rallypoint.client.look import look
+from rallypoint.client.look import HEAD, absent_text, look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rallypoint.client.base import Store
-from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.base import PrefixStore, Store
 from rallypoint.errors import JoinTimeoutError, RallypointError
 from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import (

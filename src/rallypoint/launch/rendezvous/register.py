@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rallypoint.client.base import NOTHING, Store, seen
-from rallypoint.client.prefix import PrefixStore
+from rallypoint.client.base import NOTHING, PrefixStore, Store, seen
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import RallypointError, StoreTimeoutError

@@ -353,7 +353,7 @@ def open_place(
             f"{endpoint} is no address by which other machines could reach this one",
             hint="name the machine: its host name, or its address in their network",
         )
-    from rallypoint.store.relay.finding import knows_names  # late: a job of one machine does not need it
+    from rallypoint.store.relay.reaching import knows_names  # late: a job of one machine does not need it
 
     server = _hold(endpoint, seconds) if await_host(endpoint, Deadline(seconds), hosts) else None
     place = server.address if server else endpoint
@@ -444,7 +444,7 @@ def open_replicated(
     By `local_address` other machines reach this one; None: by the address with which it reaches the places.
     `ports` may be opened to them. `has_relays`: the ranks have a relay, which logs when the store is away.
     """
-    from rallypoint.store.relay.finding import find_upstream
+    from rallypoint.store.relay.reaching import find_upstream
 
     if run_id == _NO_ID:
         logger.warning(

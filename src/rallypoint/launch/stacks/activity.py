@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from rallypoint.codec import Within, at_most, from_text, to_text
-from rallypoint.launch.stacks.frames import MOST_FRAMES, Frame, Stack
+from rallypoint.frames import MOST_FRAMES, Frame, Stack
 
 MOST_PACKED: Final = 48 * 1024
 """Characters of a packed activity."""
@@ -121,8 +121,6 @@ class MachineActivity:
 
     host: _Text
     ranks: tuple[RankActivity, ...]
-    load: _Seconds = -1.0
-    """The machine's load, for each of its cores."""
     world_size: _Number = -1
     """How many ranks the job has; -1: not known."""
 

@@ -27,21 +27,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from rallypoint.launch.reports import ENDING
+from rallypoint.launch.stacks import system
 from rallypoint.launch.stacks.frames import Dump, is_complete, read_dump
-from rallypoint.launch.stacks.system import (
-    HAS_PROC,
-    STOPPED,
-    Process,
-    Task,
-    helper_of,
-    mask_of,
-    memory_words,
-    opens,
-    read_process,
-    signal_thread,
-    tasks_of,
-)
 
 _NAME: Final = re.compile(r"stack-(?P<rank>\d{1,9})-(?P<pid>\d{1,9})\.txt")
 _LOOK_SECONDS: Final = 0.005
@@ -78,12 +65,12 @@ class StackRequest:
 
     source: Source
     pid: int
-    process: Process
+    process: system.Process
 
     @cached_property
     def helper(self) -> int:
         """The number of its helper thread; 0: it has none."""
-        return helper_of(self.pid)
+        return system.helper_of(self.pid)
 
 
 def sources_in(folder: Path) -> list[Source]:
@@ -93,12 +80,24 @@ def sources_in(folder: Path) -> list[Source]:
     return sorted(found, key=lambda each: (each.rank, each.pid))
 
 
-def forget_all(folder: Path) -> None:
-    """Remove what ranks that are no more have left, and what was seen of them."""
-    for pattern in ("stack-*", "step-*", f"{ENDING}*", "activity.json", "stall.json"):
-        for each in folder.glob(pattern):
-            with suppress(OSError):
-                each.unlink()
+def rank_among(
+    sources: Iterable[Source], processes: Mapping[int, system.Process], joined: Collection[int]
+) -> Source | None:
+    """The rank itself, among the processes that answer for its number, and have their file open.
+
+    That is the one that has joined the store; before that, the one that no other of them has started.
+    """
+    here = {each.pid: each for each in sources if processes[each.pid].is_here}
+    for pid in joined:
+        if pid in here:
+            return here[pid]
+    for pid, each in here.items():
+        parent = processes[pid].parent
+        while parent > 1 and parent not in here:
+            parent = system.read_process(parent).parent
+        if parent <= 1:
+            return each
+    return None
 
 
 def request_stacks(
@@ -118,10 +117,10 @@ def request_stacks(
         silent = _request_turn(list(turn.values()), signals[0], seconds, dumps)
         for second in signals[1:]:
             held = _with_lock_held(silent, dumps)
-            able = [each for each, _ in held if mask_of(each.pid, each.helper).caught & 1 << (second - 1)]
-            _request_turn(
-                able, second, seconds, dumps
-            )  # it would end a process that does not handle it any more
+            # The signal would end a process that does not handle it any more.
+            masks = [(each, system.mask_of(each.pid, each.helper)) for each, _ in held]
+            able = [each for each, mask in masks if mask.caught & 1 << (second - 1)]
+            _request_turn(able, second, seconds, dumps)
             for each, tasks in held:
                 if each.pid in dumps:
                     dumps[each.pid] = _with_holder(dumps[each.pid], each, tasks)
@@ -134,112 +133,30 @@ def _request_turn(
     """Signal processes, each with a file of its own; returns those that were signalled and did not answer."""
     sent = [each for each in requests if _send(each, number)]
     deadline = time.monotonic() + seconds
-    silent = []
     for each in sent:
-        text = _await_text(each.source.path, deadline)
-        dump = read_dump(text) if text else None
+        dump = read_dump(_await_text(each.source.path, deadline))
         if dump is not None:
             dumps[each.pid] = dump
-        else:
-            silent.append(each)
         _clear(each.source.path)
-    return silent
-
-
-def _with_lock_held(
-    silent: Sequence[StackRequest], dumps: dict[int, Dump]
-) -> list[tuple[StackRequest, list[Task]]]:
-    """The processes in which a thread keeps the GIL in C code; with their threads.
-
-    Their helper threads have waited for the GIL in vain. A process may still answer meanwhile.
-    """
-    found = []
-    once: set[int] = set()  # the helper thread may have requested the GIL late in a window: two are needed
-    waiting = [(each, tasks_of(each.pid)) for each in silent]
-    deadline = time.monotonic() + _CHECK_SECONDS
-    while waiting and time.monotonic() < deadline:
-        time.sleep(_WINDOW_SECONDS)
-        still = []
-        for each, before in waiting:
-            tasks = tasks_of(each.pid)
-            call = next((task.call for task in tasks if task.tid == each.helper), "")
-            if call == _WAITS_FOR_SIGNAL and (dump := read_dump(_read(each.source.path))):
-                dumps[each.pid] = dump
-                continue
-            is_in_c = call == "futex" and _is_in_c(each.helper, before, tasks)
-            if is_in_c and each.pid in once:
-                found.append((each, tasks))
-            else:
-                once = once | {each.pid} if is_in_c else once - {each.pid}
-                still.append((each, tasks))
-        waiting = still
-    return found
-
-
-def _is_in_c(helper: int, before: Sequence[Task], tasks: Sequence[Task]) -> bool:
-    """Whether no thread can have run Python between two moments, while the helper thread waited for the GIL.
-
-    The helper thread has run, and so has requested the GIL: a thread that runs Python gives it away at once.
-    So if a single thread was busy, that was in C code. If two were, they may have handed the GIL over.
-    """
-    ran = {task.tid: task.seconds for task in before}
-    busy = [task for task in tasks if task.seconds - ran.get(task.tid, 0.0) > _RUN_SECONDS]
-    asleep = all(task.state == "S" for task in tasks if task not in busy)
-    has_requested = any(task.tid == helper and task.seconds > ran.get(helper, task.seconds) for task in tasks)
-    return has_requested and asleep and len(busy) <= 1
-
-
-def _with_holder(dump: Dump, each: StackRequest, tasks: Sequence[Task]) -> Dump:
-    """A dump with the thread that holds the GIL, unless that is the main thread.
-
-    The helper thread waits for the GIL inside a structure of Python's that begins with a pointer to the
-    state of the holder; that state has the number that stands in the dump. So no offset needs to be known.
-    """
-    lock = next((task.argument for task in tasks if task.tid == each.helper), 0)
-    for pointer in memory_words(each.pid, lock // 8 * 8 - _LOCK_BYTES, _LOCK_BYTES):
-        state = memory_words(each.pid, pointer, _STATE_BYTES) if pointer > _LEAST_ADDRESS else ()
-        found = [at for at, ident in enumerate(dump.idents) if ident in state]
-        if len(found) == 1:
-            is_main = found[0] == len(dump.threads) - 1
-            return dump if is_main else replace(dump, lock_holder=dump.threads[found[0]])
-    return dump
-
-
-def rank_among(
-    sources: Iterable[Source], processes: Mapping[int, Process], joined: Collection[int]
-) -> Source | None:
-    """The rank itself, among the processes that answer for its number, and have their file open.
-
-    That is the one that has joined the store; before that, the one that no other of them has started.
-    """
-    here = {each.pid: each for each in sources if processes[each.pid].is_here}
-    for pid in joined:
-        if pid in here:
-            return here[pid]
-    for pid, each in here.items():
-        parent = processes[pid].parent
-        while parent > 1 and parent not in here:
-            parent = read_process(parent).parent
-        if parent <= 1:
-            return each
-    return None
+    return [each for each in sent if each.pid not in dumps]
 
 
 def _send(each: StackRequest, number: int) -> bool:
     """Send the signal, if the process can take it."""
     process, pid, source = each.process, each.pid, each.source
-    if HAS_PROC:
-        if not process.is_here or process.state in STOPPED or read_process(pid).began != process.began:
+    if system.HAS_PROC:
+        now = system.read_process(pid)
+        if not process.is_here or process.is_stopped or now.began != process.began:
             return False
         _clear(source.path)
-        mask, bit = mask_of(pid, each.helper), 1 << (number - 1)
+        mask, bit = system.mask_of(pid, each.helper), 1 << (number - 1)
         if mask.caught & bit:
-            is_safe = not mask.pending & bit and opens(pid, source.path)
+            is_safe = not mask.pending & bit and system.opens(pid, source.path)
         elif mask.blocked & bit:  # it has not answered an earlier request yet
             return True
         else:
             is_safe = mask.blocked & _USUAL == _USUAL  # all are, but for the one that it waits for
-        return is_safe and signal_thread(pid, each.helper, number)
+        return is_safe and system.signal_thread(pid, each.helper, number)
     _clear(source.path)
     if sys.platform == "win32":
         return _set_event(f"{source.path.parent.name}-{source.path.name}")
@@ -293,3 +210,65 @@ def _clear(path: Path) -> None:
     """Empty the file; whoever appends to it begins anew."""
     with suppress(OSError):
         os.truncate(path, 0)
+
+
+# Who keeps the GIL -----------------------------------------------------------------------------------------
+
+
+def _with_lock_held(
+    silent: Sequence[StackRequest], dumps: dict[int, Dump]
+) -> list[tuple[StackRequest, list[system.Task]]]:
+    """The processes in which a thread keeps the GIL in C code; with their threads.
+
+    Their helper threads have waited for the GIL in vain. A process may still answer meanwhile.
+    """
+    found = []
+    once: set[int] = set()  # the helper thread may have requested the GIL late in a window: two are needed
+    waiting = [(each, system.tasks_of(each.pid)) for each in silent]
+    deadline = time.monotonic() + _CHECK_SECONDS
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_WINDOW_SECONDS)
+        still = []
+        for each, before in waiting:
+            tasks = system.tasks_of(each.pid)
+            call = next((task.call for task in tasks if task.tid == each.helper), "")
+            if call == _WAITS_FOR_SIGNAL and (dump := read_dump(_read(each.source.path))):
+                dumps[each.pid] = dump
+                continue
+            is_in_c = call == "futex" and _is_in_c(each.helper, before, tasks)
+            if is_in_c and each.pid in once:
+                found.append((each, tasks))
+            else:
+                once = once | {each.pid} if is_in_c else once - {each.pid}
+                still.append((each, tasks))
+        waiting = still
+    return found
+
+
+def _is_in_c(helper: int, before: Sequence[system.Task], tasks: Sequence[system.Task]) -> bool:
+    """Whether no thread can have run Python between two moments, while the helper thread waited for the GIL.
+
+    The helper thread has run, and so has requested the GIL: a thread that runs Python gives it away at once.
+    So if a single thread was busy, that was in C code. If two were, they may have handed the GIL over.
+    """
+    ran = {task.tid: task.seconds for task in before}
+    busy = [task for task in tasks if task.seconds - ran.get(task.tid, 0.0) > _RUN_SECONDS]
+    asleep = all(task.state == "S" for task in tasks if task not in busy)
+    has_requested = any(task.tid == helper and task.seconds > ran.get(helper, task.seconds) for task in tasks)
+    return has_requested and asleep and len(busy) <= 1
+
+
+def _with_holder(dump: Dump, each: StackRequest, tasks: Sequence[system.Task]) -> Dump:
+    """A dump with the thread that holds the GIL, unless that is the main thread.
+
+    The helper thread waits for the GIL inside a structure of Python's that begins with a pointer to the
+    state of the holder; that state has the number that stands in the dump. So no offset needs to be known.
+    """
+    lock = next((task.argument for task in tasks if task.tid == each.helper), 0)
+    for pointer in system.memory_words(each.pid, lock // 8 * 8 - _LOCK_BYTES, _LOCK_BYTES):
+        state = system.memory_words(each.pid, pointer, _STATE_BYTES) if pointer > _LEAST_ADDRESS else ()
+        found = [at for at, ident in enumerate(dump.idents) if ident in state]
+        if len(found) == 1:
+            is_main = found[0] == len(dump.threads) - 1
+            return dump if is_main else replace(dump, lock_holder=dump.threads[found[0]])
+    return dump

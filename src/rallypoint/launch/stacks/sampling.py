@@ -16,28 +16,15 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from rallypoint.frames import Stack
 from rallypoint.launch import reports
 from rallypoint.launch.blame import RankIdentity
+from rallypoint.launch.stacks import system
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
-from rallypoint.launch.stacks.folding import fold
-from rallypoint.launch.stacks.frames import Dump, Frame, Stack
-from rallypoint.launch.stacks.movement import Movement, Pace
+from rallypoint.launch.stacks.frames import Dump, fold
+from rallypoint.launch.stacks.progress import Movement, Pace
 from rallypoint.launch.stacks.requesting import Source, StackRequest, rank_among, request_stacks, sources_in
 from rallypoint.launch.stacks.steps import read_step
-from rallypoint.launch.stacks.system import (
-    GONE,
-    HAS_PROC,
-    STOPPED,
-    Process,
-    bytes_by_socket,
-    bytes_moved,
-    children_of,
-    killed_for_memory,
-    load_per_core,
-    opens,
-    read_process,
-)
-from rallypoint.launch.stacks.tools import py_spy_stack
 from rallypoint.text import named_ranks
 
 _MOST_CHILDREN: Final = 16
@@ -51,40 +38,70 @@ _TRANSFER_SECONDS: Final = 1.0
 
 
 @dataclass
-class _Known:
-    """What is known of one rank."""
+class _SampledRank:
+    """One rank, and the process that it is."""
 
     source: Source
     movement: Movement
-    process: Process = GONE
-    looked: float = 0.0
-    stack: tuple[Frame, ...] = ()
+    process: system.Process = system.GONE
+    sampled: float = 0.0
+    """When `process` was read."""
+    stack: Stack = ()
     seen: float = 0.0
     """When that was its stack."""
-    threads: tuple[tuple[Frame, ...], ...] = ()
-    lock_holder: tuple[Frame, ...] = ()
+    threads: tuple[Stack, ...] = ()
+    lock_holder: Stack = ()
     answered: float = 0.0
     ended: str = ""
     left_behind: set[int] = field(default_factory=set)
     """Processes of the rank that are there when it has ended: none of them is the rank, started again."""
     children: tuple[Child, ...] = ()
-    is_seen: bool = False
+    is_spied: bool = False
     """Whether py-spy has read its stack, as it does not answer."""
     cores: float = -1.0
     step: int = -1
     stepped: float = 0.0
     moved: tuple[float, int] | None = None
-    """When it was last read how many bytes it had moved, and how many."""
+    """When the bytes that it had moved were counted last, and how many they were."""
 
     @property
     def facts(self) -> ProcessFacts:
         return replace(self.process.facts, cores=self.cores)
 
-    def note(self, process: Process, now: float) -> None:
-        """How its process stands now."""
-        if self.looked and process.began:
-            self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.looked)
-        self.process, self.looked = process, now
+    @property
+    def place(self) -> Stack:
+        """The calls of which one has to change for the rank to have moved."""
+        return (*self.lock_holder, *self.stack)
+
+    def note_process(self, process: system.Process, now: float) -> None:
+        """Its process as it is now."""
+        if self.sampled and process.began:
+            self.cores = max(process.cpu - self.process.cpu, 0.0) / (now - self.sampled)
+        self.process, self.sampled = process, now
+
+    def note_stack(self, stack: Stack, now: float) -> None:
+        self.stack, self.seen = stack, now
+
+    def activity(self, now: float) -> RankActivity:
+        """For the report."""
+        is_late = self.answered and self.answered < self.sampled and not self.ended
+        return RankActivity(
+            self.source.rank,
+            self.source.pid,
+            self.stack,
+            self.movement.still_seconds(now) if self.stack else 0.0,
+            now - self.answered if is_late else -1.0,
+            self.ended,
+            self.step,
+            self.movement.steps_per_second,
+            max(time.time() - self.stepped, 0.0) if self.step >= 0 else -1.0,
+            self.facts,
+            self.threads,
+            self.children,
+            stack_seconds=now - self.seen if self.seen < self.sampled and self.stack else -1.0,
+            lock_holder=self.lock_holder,
+            idle_seconds=self.movement.idle_seconds(now),
+        )
 
 
 class RankSampler:
@@ -94,7 +111,7 @@ class RankSampler:
         self._folder = folder
         self._signals = tuple(signals)
         self._reports = reports.Reports(folder)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _SampledRank] = {}
         self._joined = 0
         self._ending: list[str] = []
         """The files of ranks that wait for a sample before they end."""
@@ -104,33 +121,30 @@ class RankSampler:
         """Request the stacks of each rank once. A brief sample leaves out what may take long."""
         now = time.monotonic()
         joined = self._read_joined()
-        requests = []
+        sampled = []
         failed = self._failed()
         for rank, group in groupby(sources_in(self._folder), key=lambda each: each.rank):
             pids = [each.pid for each in joined if each.rank == rank]
             known = self._find(rank, list(group), pids, now)
             if known is not None:
                 known.step, known.stepped = read_step(self._folder, rank, known.source.pid)
-                requests.append(StackRequest(known.source, known.source.pid, known.process))
-        self._find_transfers(requests, now)
+                sampled.append(known)
+        self._find_transfers(sampled, now)
+        requests = [StackRequest(each.source, each.source.pid, each.process) for each in sampled]
         dumps = request_stacks([each for each in requests if each.pid not in failed], self._signals)
         failed = self._failed()  # some may have failed meanwhile
-        for each in requests:
-            known = self._known[each.source.rank]
-            if each.pid in failed:
-                self._note_failed(known, failed[each.pid], now)
-                continue
-            self._note(known, dumps.get(each.pid), now)
-            self._examine(known, now, is_brief)
+        for known in sampled:
+            pid = known.source.pid
+            if pid in failed:
+                self._note_failed(known, failed[pid], now)
+            else:
+                self._note(known, dumps.get(pid), now)
+                self._examine(known, now, is_brief)
         has_ended = any(each.ended for each in self._known.values())
         self.pace = self.pace._replace(has_ended=has_ended)
-        ranks = tuple(_activity(rank, each, now) for rank, each in sorted(self._known.items()))
+        ranks = tuple(known.activity(now) for _, known in sorted(self._known.items()))
         world = max((each.world_size for each in joined), default=-1)
-        return MachineActivity(socket.gethostname(), ranks, load_per_core(), world_size=world)
-
-    def _failed(self) -> dict[int, Stack]:
-        """Where processes have failed: they are about to end, and their stacks are gone."""
-        return {each.who.pid: each.stack for each in self._reports.failures()}
+        return MachineActivity(socket.gethostname(), ranks, world_size=world)
 
     def alarm(self) -> str | None:
         """Why to take a sample now; None: no reason. Empty if ranks end only because another one does.
@@ -169,99 +183,108 @@ class RankSampler:
         self.pace = self.pace._replace(timeout=min(filter(None, timeouts), default=inf))
         return joined
 
-    def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _Known | None:
+    def _failed(self) -> dict[int, Stack]:
+        """Where processes have failed: they are about to end, and their stacks are gone."""
+        return {each.who.pid: each.stack for each in self._reports.failures()}
+
+    def _find(self, rank: int, sources: list[Source], joined: list[int], now: float) -> _SampledRank | None:
         """The process that is a rank, as it stands now; None if it has ended."""
         known = self._known.get(rank)
         if known is not None and not known.ended:
-            process = read_process(known.source.pid)
+            process = system.read_process(known.source.pid)
             is_here = process.is_here and process.began == known.process.began
             # Another process may have joined as this rank: the first one has only started it.
             is_outdone = known.source.pid not in joined and any(each.pid in joined for each in sources)
             if is_here and not is_outdone:
-                known.note(process, now)
+                known.note_process(process, now)
                 return known
             if not is_here:
-                known.ended = _KILLED if HAS_PROC and killed_for_memory(known.source.pid) else _GONE
+                known.ended = _KILLED if system.killed_for_memory(known.source.pid) else _GONE
                 known.left_behind = {each.pid for each in sources}
         behind = known.left_behind if known is not None else set()
         sources = [each for each in sources if each.pid not in behind and _is_open(each)]
-        processes = {each.pid: read_process(each.pid) for each in sources}
+        processes = {each.pid: system.read_process(each.pid) for each in sources}
         source = rank_among(sources, processes, joined)
         if source is None:
             return None
         if known is None or known.source != source:
-            known = self._known[rank] = _Known(source, Movement(now))
-        known.note(processes[source.pid], now)
+            known = self._known[rank] = _SampledRank(source, Movement(now))
+        known.note_process(processes[source.pid], now)
         return known
 
-    def _note(self, known: _Known, dump: Dump | None, now: float) -> None:
+    def _note(self, known: _SampledRank, dump: Dump | None, now: float) -> None:
         """What a rank has answered, if it has."""
         if dump is not None:
-            known.answered, known.is_seen = now, False
+            known.answered, known.is_spied = now, False
             if not _is_failing(dump.stack):
-                known.stack, known.seen = dump.stack, now
+                known.note_stack(dump.stack, now)
                 known.threads, known.lock_holder = dump.others, dump.lock_holder
         # A thread that waits for the GIL is woken all the time.
         wakes = -1 if known.lock_holder else known.process.wakes
-        stack = (*known.lock_holder, *known.stack)
         computes = known.facts.computes or self._has_busy_child(known, now)
-        known.movement.note(now, stack, wakes, known.step, computes=computes)
+        known.movement.note(now, known.place, wakes, known.step, computes=computes)
         known.children = ()
 
-    def _has_busy_child(self, known: _Known, now: float) -> bool:
+    def _has_busy_child(self, known: _SampledRank, now: float) -> bool:
         """Whether a rank that has long been at one place has a process that computes for it."""
         if known.movement.same_seconds(now) < self.pace.family_after:
             return False
-        return any(read_process(pid).state == "R" for pid in children_of(known.source.pid)[:_MOST_CHILDREN])
+        return any(process.state == "R" for _, process in _children(known.source.pid))
 
-    def _note_failed(self, known: _Known, stack: Stack, now: float) -> None:
+    def _note_failed(self, known: _SampledRank, stack: Stack, now: float) -> None:
         """Its stack is that of its exception; what it does now is to end."""
         known.answered = now
         if fold(known.stack).place != fold(stack).place:
-            known.stack, known.seen = stack, now
+            known.note_stack(stack, now)
             known.movement.note(now, stack, -1, known.step)
 
-    def _examine(self, known: _Known, now: float, is_brief: bool) -> None:
+    def _examine(self, known: _SampledRank, now: float, is_brief: bool) -> None:
         """Collect what is of interest only for a rank that does not answer, or stands still."""
+        if is_brief:
+            return
         after = self.pace.family_after
-        if now - known.answered > after and not known.is_seen and not is_brief:
-            known.is_seen = True
-            if stack := py_spy_stack(known.source.pid):
-                known.stack, known.seen = stack, now
-                known.movement.restate((*known.lock_holder, *stack))
+        if now - known.answered > after and not known.is_spied:
+            known.is_spied = True
+            if stack := system.py_spy_stack(known.source.pid):
+                known.note_stack(stack, now)
+                known.movement.restate(known.place)
         is_still = known.movement.still_seconds(now) >= after and not fold(known.stack).waits
-        if is_still and not is_brief and known.process.state not in STOPPED:
-            known.children = self._children(known.source)
+        if is_still and not known.process.is_stopped:
+            known.children = self._read_children(known.source)
 
-    def _find_transfers(self, requests: Sequence[StackRequest], now: float) -> None:
-        """Which of the ranks that have long been at one place move data meanwhile."""
+    def _find_transfers(self, ranks: Sequence[_SampledRank], now: float) -> None:
+        """Find ranks that have long been at one place, but move data meanwhile: that is progress."""
         long_there = [
             known
-            for known in (self._known[each.source.rank] for each in requests)
+            for known in ranks
             if known.movement.same_seconds(now) >= self.pace.family_after
             and (known.moved is None or now - known.moved[0] >= _TRANSFER_SECONDS)
         ]
-        by_socket = bytes_by_socket() if long_there else {}
+        by_socket = system.bytes_by_socket() if long_there else {}
         for known in long_there:
-            before, known.moved = known.moved, (now, bytes_moved(known.source.pid, by_socket))
+            before, known.moved = known.moved, (now, system.bytes_moved(known.source.pid, by_socket))
             if before is not None and known.moved[1] - before[1] >= _TRANSFER * (now - before[0]):
                 known.movement.advance(now)
 
-    def _children(self, source: Source) -> tuple[Child, ...]:
+    def _read_children(self, source: Source) -> tuple[Child, ...]:
         """The Python processes of a rank: those that it has forked, and those that answer by themselves.
 
         Of a forked one that does not answer, only its state in the system is known.
         """
         own = {each.pid: each for each in sources_in(self._folder) if each.rank == source.rank}
-        found = [(pid, read_process(pid)) for pid in children_of(source.pid)[:_MOST_CHILDREN]]
+        found = _children(source.pid)
         dumps = request_stacks(
             [StackRequest(own.get(pid, source), pid, process) for pid, process in found], self._signals
         )
         return tuple(
             Child(pid, dumps[pid].stack if pid in dumps else (), process.facts)
             for pid, process in found
-            if pid in dumps or opens(pid, source.path)
+            if pid in dumps or system.opens(pid, source.path)
         )
+
+
+def _children(pid: int) -> list[tuple[int, system.Process]]:
+    return [(child, system.read_process(child)) for child in system.children_of(pid)[:_MOST_CHILDREN]]
 
 
 def _is_failing(stack: Stack) -> bool:
@@ -271,29 +294,16 @@ def _is_failing(stack: Stack) -> bool:
 
 def _is_open(source: Source) -> bool:
     """Whether its process is there; else its file is removed, as the number may be used again."""
-    if not HAS_PROC or read_process(source.pid).is_here:
+    if not system.HAS_PROC or system.read_process(source.pid).is_here:
         return True
     with suppress(OSError):
         source.path.unlink()
     return False
 
 
-def _activity(rank: int, known: _Known, now: float) -> RankActivity:
-    silent = now - known.answered if known.answered < known.looked and not known.ended else -1.0
-    return RankActivity(
-        rank,
-        known.source.pid,
-        known.stack,
-        known.movement.still_seconds(now) if known.stack else 0.0,
-        silent if known.answered else -1.0,
-        known.ended,
-        known.step,
-        known.movement.steps_per_second,
-        max(time.time() - known.stepped, 0.0) if known.step >= 0 else -1.0,
-        known.facts,
-        known.threads,
-        known.children,
-        stack_seconds=now - known.seen if known.seen < known.looked and known.stack else -1.0,
-        lock_holder=known.lock_holder,
-        idle_seconds=known.movement.idle_seconds(now),
-    )
+def forget_all(folder: Path) -> None:
+    """Remove what ranks that are no more have left, and what was seen of them."""
+    for pattern in ("stack-*", "step-*", f"{reports.ENDING}*", "activity.json", "stall.json"):
+        for each in folder.glob(pattern):
+            with suppress(OSError):
+                each.unlink()

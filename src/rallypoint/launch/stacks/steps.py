@@ -39,7 +39,7 @@ def step(number: int | None = None) -> None:
 
 
 def be_rank(rank: int) -> None:
-    """This process turns out to be that rank, whatever its variables say."""
+    """Make this process that rank, whatever its variables say."""
     global _rank, _owner
     if rank != _rank:
         _rank, _owner = rank, -1
@@ -56,7 +56,7 @@ def read_step(folder: Path, rank: int, pid: int) -> tuple[int, float]:
 
 
 def _open() -> None:
-    """A process that was forked gets a place of its own."""
+    """Map a file for this process; one that was forked gets a file of its own."""
     global _place, _owner
     _place, _owner = None, os.getpid()
     given = read_handover(os.environ)

@@ -1,23 +1,28 @@
 """What the operating system knows of a process: its state, the call that it is in, its memory. Linux.
 
 Elsewhere it is only known that it is there, and how much it works. A process of another user tells less.
-Linux also counts how much data a process has moved: a rank in a large transfer is not stuck.
+Linux also counts how much data a process has moved: a rank in a large transfer is not stuck. What the
+programs nvidia-smi and py-spy know is asked of them, if they are there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
+import shutil
 import socket
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from rallypoint.frames import MOST_FRAMES, Frame, Stack
 from rallypoint.launch.stacks.activity import ProcessFacts
 
 HAS_PROC: Final = sys.platform == "linux"
@@ -33,44 +38,7 @@ _STATES: Final = {
     "Z": "has ended, and its parent has not noticed",
     "X": "has ended",
 }
-STOPPED: Final = "Tt"
 _UNINTERRUPTIBLE: Final = "D"
-
-_CALLS: Final = """
-read 0 63, write 1 64, pread64 17 67, readv 19 65, recvfrom 45 207, recvmsg 47 212, accept 43 202,
-accept4 288 242, connect 42 203, flock 73 32, fcntl 72 25, fsync 74 82, ioctl 16 29,
-poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_wait 232 -, epoll_pwait 281 22,
-futex 202 98, nanosleep 35 101, clock_nanosleep 230 115, wait4 61 260, waitid 247 95, openat 257 56,
-rt_sigtimedwait 128 137
-"""
-"""The system calls in which processes wait, with their numbers on x86_64 and aarch64."""
-_COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
-_WITH_FILE: Final = frozenset(
-    each.split()[0] for each in _CALLS.partition("poll")[0].split(",") if each.strip()
-)
-_TGKILL: Final = {"x86_64": 234, "aarch64": 131}
-_HELPER: Final = "rallypoint\n"
-"""The name of the thread that answers, as `rallypoint_hooks` has it."""
-_IN_WORDS: Final = {
-    "futex": "waits for a lock, or for another thread",
-    "nanosleep": "sleep()",
-    "clock_nanosleep": "sleep()",
-    "wait4": "waits for a process that it has started",
-    "waitid": "waits for a process that it has started",
-}
-
-
-def names_of(architecture: str) -> dict[int, str]:
-    """The calls by their numbers; nothing for an architecture that is not in the table."""
-    column = _COLUMNS.get(architecture, 0)
-    rows = (each.split() for each in _CALLS.split(","))
-    return {int(row[column]): row[0] for row in rows if column and row[column].isdigit()}
-
-
-_NAMES: Final = names_of(platform.machine())
-_SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
-_KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
-_KERNEL_LOG_BYTES: Final = 1 << 20
 _WAKES: Final = 50
 """In a second of CPU time: so one that takes more than some hundredths of a core moves (see `Movement`)."""
 
@@ -93,13 +61,34 @@ class Process(NamedTuple):
     def is_here(self) -> bool:
         return self.state not in ("", "Z", "X")
 
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in ("T", "t")
+
 
 GONE: Final = Process("", ProcessFacts())
 
 
 def read_process(pid: int) -> Process:
     """A process of this machine."""
-    return _read_from_proc(pid) if HAS_PROC else read_process_elsewhere(pid)
+    if not HAS_PROC:
+        return read_process_elsewhere(pid)
+    folder = _PROC / str(pid)
+    stat = _read(folder / "stat").rpartition(")")[2].split()
+    if len(stat) < 20:
+        return GONE
+    status = _table(folder / "status")
+    state = stat[0]
+    memory, swapped = (1024 * _whole(status, name, 0) for name in ("VmRSS", "VmSwap"))
+    call = _call_text(folder) if state in "SD" else ""
+    return Process(
+        state,
+        ProcessFacts(_state_text(folder, state, status), call, memory, swapped),
+        _whole(status, "voluntary_ctxt_switches", -1),
+        began=int(stat[19]),
+        cpu=(int(stat[11]) + int(stat[12])) / _TICKS,
+        parent=int(stat[1]),
+    )
 
 
 def read_process_elsewhere(pid: int) -> Process:
@@ -113,30 +102,7 @@ def read_process_elsewhere(pid: int) -> Process:
         parent = found.ppid()
     except psutil.Error:
         return GONE
-    return Process("?", ProcessFacts(memory=memory), int(cpu * _WAKES), began, cpu=cpu, parent=parent)
-
-
-def _read_from_proc(pid: int) -> Process:
-    folder = _PROC / str(pid)
-    stat = _read(folder / "stat").rpartition(")")[2].split()
-    if len(stat) < 20:
-        return GONE
-    status = _table(folder / "status")
-    state = stat[0]
-    facts = ProcessFacts(
-        _state_text(folder, state, status),
-        _call_text(folder) if state in "SD" else "",
-        _kibibytes(status, "VmRSS"),
-        _kibibytes(status, "VmSwap"),
-    )
-    return Process(
-        state,
-        facts,
-        _whole(status, "voluntary_ctxt_switches", -1),
-        int(stat[19]),
-        (int(stat[11]) + int(stat[12])) / _TICKS,
-        int(stat[1]),
-    )
+    return Process("?", ProcessFacts(memory=memory), int(cpu * _WAKES), began, cpu, parent)
 
 
 def children_of(pid: int) -> list[int]:
@@ -144,8 +110,8 @@ def children_of(pid: int) -> list[int]:
     found: list[int] = []
     waiting = [pid]
     while waiting and len(found) < 256:
-        for tasks in _entries(_PROC / str(waiting.pop()) / "task"):
-            fresh = [int(each) for each in _read(tasks / "children").split()]
+        for task in _entries(_PROC / str(waiting.pop()) / "task"):
+            fresh = [int(each) for each in _read(task / "children").split()]
             found += fresh
             waiting += fresh
     return found
@@ -158,12 +124,35 @@ def opens(pid: int, path: Path) -> bool:
     except OSError:
         return False
     for each in _entries(_PROC / str(pid) / "fd"):
-        try:
+        with suppress(OSError):  # closed meanwhile, or a socket's
             if os.path.samestat(os.stat(each), wanted):
                 return True
-        except OSError:  # closed meanwhile, or a socket's
-            continue
     return False
+
+
+_KILLED: Final = re.compile(r"(?:[Oo]ut of memory|oom-kill).{0,400}?(?:Killed process|pid=) ?(\d+)")
+_KERNEL_LOG_BYTES: Final = 1 << 20
+
+
+def killed_for_memory(pid: int) -> bool:
+    """Whether the kernel has killed this process because memory ran out, as far as its log can be read."""
+    text = b""
+    if not HAS_PROC:
+        return False
+    with suppress(OSError):  # it may not be read, or there is no more
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(log, "rb", buffering=0):
+            end = time.monotonic() + 0.5
+            while len(text) < _KERNEL_LOG_BYTES and time.monotonic() < end:
+                text += os.read(log, 8192)
+    return str(pid) in _KILLED.findall(text.decode(errors="replace"))
+
+
+# Threads and signals ---------------------------------------------------------------------------------------
+
+_TGKILL: Final = {"x86_64": 234, "aarch64": 131}
+_HELPER: Final = "rallypoint\n"
+"""The name of the thread that answers, as `rallypoint_hooks` has it."""
 
 
 class Task(NamedTuple):
@@ -190,16 +179,10 @@ def tasks_of(pid: int) -> list[Task]:
     return found
 
 
-def _call_of(folder: Path) -> tuple[str, list[int]]:
-    """The name of the system call that a thread is in, if it has one here, and its arguments."""
-    number, *arguments = _read(folder / "syscall").split() or [""]
-    return _NAMES.get(int(number), "") if number.isdigit() else "", [int(each, 16) for each in arguments]
-
-
 def helper_of(pid: int) -> int:
     """The number of the helper thread that answers for a process; 0: it has none."""
-    tids = sorted(int(each.name) for each in _entries(_PROC / str(pid) / "task"))
-    return next((tid for tid in tids if _read(_task(pid, tid) / "comm") == _HELPER), 0)
+    tasks = sorted(_entries(_PROC / str(pid) / "task"), key=lambda each: int(each.name))
+    return next((int(each.name) for each in tasks if _read(each / "comm") == _HELPER), 0)
 
 
 class Mask(NamedTuple):
@@ -211,7 +194,7 @@ class Mask(NamedTuple):
 
 
 def mask_of(pid: int, tid: int) -> Mask:
-    status = _table(_task(pid, tid) / "status")
+    status = _table(_PROC / str(pid) / "task" / str(tid) / "status")
     return Mask(*(_whole(status, name, 0, 16) for name in ("SigBlk", "SigCgt", "SigPnd")))
 
 
@@ -231,32 +214,38 @@ def signal_thread(pid: int, tid: int, number: int) -> bool:
     return bool(ctypes.CDLL(None).syscall(tgkill, pid, tid, number) == 0)
 
 
-def load_per_core() -> float:
-    """The machine's load of the last minute; -1: not known."""
-    if not hasattr(os, "getloadavg"):
-        return -1.0
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return -1.0
+# States and system calls in words --------------------------------------------------------------------------
+
+_WITH_FILE: Final = """
+read 0 63, write 1 64, pread64 17 67, readv 19 65, recvfrom 45 207, recvmsg 47 212, accept 43 202,
+accept4 288 242, connect 42 203, flock 73 32, fcntl 72 25, fsync 74 82, ioctl 16 29
+"""
+"""The system calls in which processes wait for a file, with their numbers on x86_64 and aarch64."""
+_OTHERS: Final = """
+poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_wait 232 -, epoll_pwait 281 22,
+futex 202 98, nanosleep 35 101, clock_nanosleep 230 115, wait4 61 260, waitid 247 95, openat 257 56,
+rt_sigtimedwait 128 137
+"""
+_COLUMNS: Final = {"x86_64": 1, "aarch64": 2}
+_IN_WORDS: Final = {
+    "futex": "waits for a lock, or for another thread",
+    "nanosleep": "sleep()",
+    "clock_nanosleep": "sleep()",
+    "wait4": "waits for a process that it has started",
+    "waitid": "waits for a process that it has started",
+}
+_SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 
 
-def killed_for_memory(pid: int) -> bool:
-    """Whether the kernel has killed this process because memory ran out, as far as its log can be read."""
-    try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    text = b""
-    try:
-        end = time.monotonic() + 0.5
-        while len(text) < _KERNEL_LOG_BYTES and time.monotonic() < end:
-            text += os.read(log, 8192)
-    except OSError:
-        pass  # there is no more
-    finally:
-        os.close(log)
-    return str(pid) in _KILLED.findall(text.decode(errors="replace"))
+def names_of(architecture: str, *tables: str) -> dict[int, str]:
+    """The calls by their numbers; nothing for an architecture that is not in the tables."""
+    column = _COLUMNS.get(architecture, 0)
+    rows = (each.split() for table in tables or (_WITH_FILE, _OTHERS) for each in table.split(","))
+    return {int(row[column]): row[0] for row in rows if column and row[column].isdigit()}
+
+
+_NAMES: Final = names_of(platform.machine())
+_NAMES_WITH_FILE: Final = names_of(platform.machine(), _WITH_FILE).values()
 
 
 def _state_text(folder: Path, state: str, status: dict[str, str]) -> str:
@@ -267,6 +256,12 @@ def _state_text(folder: Path, state: str, status: dict[str, str]) -> str:
     return f"{text}, and process {tracer} traces it" if tracer else text
 
 
+def _call_of(folder: Path) -> tuple[str, list[int]]:
+    """The name of the system call that a thread is in, if it has one here, and its arguments."""
+    number, *arguments = _read(folder / "syscall").split() or [""]
+    return _NAMES.get(int(number), "") if number.isdigit() else "", [int(each, 16) for each in arguments]
+
+
 def _call_text(folder: Path) -> str:
     """The system call that its main thread is in: `read() of /data/shard-17.tar`."""
     name, arguments = _call_of(folder)
@@ -275,22 +270,11 @@ def _call_text(folder: Path) -> str:
         return f"open() of {path}" if path else "open()"
     if name in ("poll", "ppoll"):  # its first argument is where the files are, each with a number of 4 bytes
         number = _memory(folder, arguments[0], 4)
-        return (
-            f"poll() of {_file_text(folder, int.from_bytes(number, sys.byteorder))}" if number else "poll()"
-        )
-    if name in _WITH_FILE:
+        file = int.from_bytes(number, sys.byteorder)
+        return f"poll() of {_file_text(folder, file)}" if number else "poll()"
+    if name in _NAMES_WITH_FILE:
         return f"{name.removesuffix('64')}() of {_file_text(folder, arguments[0])}"
     return _IN_WORDS.get(name, f"{name}()" if name else "")
-
-
-def _memory(folder: Path, address: int, length: int) -> bytes:
-    """Some bytes of the process, as far as they may be read."""
-    try:
-        with (folder / "mem").open("rb", buffering=0) as memory:
-            memory.seek(address)
-            return memory.read(length)
-    except (OSError, ValueError, OverflowError):
-        return b""
 
 
 def _file_text(folder: Path, number: int) -> str:
@@ -321,31 +305,34 @@ def _host(text: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
-def _task(pid: int, tid: int) -> Path:
-    return _PROC / str(pid) / "task" / str(tid)
+# Reading /proc ---------------------------------------------------------------------------------------------
+
+
+def _memory(folder: Path, address: int, length: int) -> bytes:
+    """Some bytes of the process, as far as they may be read."""
+    try:
+        with (folder / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(length)
+    except (OSError, ValueError, OverflowError):
+        return b""
 
 
 def _table(path: Path) -> dict[str, str]:
     return dict(line.split(":", 1) for line in _read(path).splitlines() if ":" in line)
 
 
-def _kibibytes(status: dict[str, str], name: str) -> int:
-    words = status.get(name, "").split()
-    return int(words[0]) * 1024 if words and words[0].isdigit() else 0
-
-
 def _whole(status: dict[str, str], name: str, otherwise: int, base: int = 10) -> int:
+    """A number, whatever unit stands behind it."""
     try:
-        return int(status.get(name, "").strip(), base)
-    except ValueError:
+        return int(status[name].split()[0], base)
+    except (KeyError, IndexError, ValueError):
         return otherwise
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    try:
+    with suppress(OSError):
         yield from folder.iterdir()
-    except OSError:
-        return
 
 
 def _read(path: Path) -> str:
@@ -355,7 +342,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-# How much data a process has moved ------------------------------------------------------------------------
+# How much data a process has moved -------------------------------------------------------------------------
 
 _DIAG: Final = 4  # NETLINK_SOCK_DIAG; its structures are those of linux/inet_diag.h and linux/tcp.h
 _BY_FAMILY: Final = 20
@@ -371,7 +358,7 @@ _BYTES_AT: Final = 120
 def bytes_moved(pid: int, by_socket: Mapping[int, int]) -> int:
     """Bytes that a process has read from files, and moved over the TCP connections it has, so far."""
     moved = 0
-    folder = Path("/proc", str(pid))
+    folder = _PROC / str(pid)
     with suppress(OSError):  # it is gone, or of another user
         for each in (folder / "fd").iterdir():
             with suppress(FileNotFoundError):
@@ -416,3 +403,82 @@ def _moved(attributes: bytes) -> int:
             return sum(struct.unpack_from("=QQ", attributes, 4 + _BYTES_AT))
         attributes = attributes[max((size + 3) & ~3, 4) :]
     return 0
+
+
+# Other programs --------------------------------------------------------------------------------------------
+
+_NVIDIA_SMI_SECONDS: Final = 3.0
+_PY_SPY_SECONDS: Final = 5.0
+_MOST_CHARACTERS: Final = 200
+
+
+def gpus_of(pids: Collection[int]) -> dict[int, str]:
+    """By process: `GPU 3 at 100 %`."""
+    if not pids or shutil.which("nvidia-smi") is None:
+        return {}
+    rows = _nvidia_smi("--query-gpu=uuid,index,utilization.gpu", 3)
+    busy = {uuid: f"GPU {index} at {share} %" for uuid, index, share in rows}
+    users = _nvidia_smi("--query-compute-apps=pid,gpu_uuid", 2)
+    return {
+        int(pid): busy[uuid] for pid, uuid in users if pid.isdigit() and int(pid) in pids and uuid in busy
+    }
+
+
+def _nvidia_smi(query: str, width: int) -> Iterator[list[str]]:
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    for line in _output_of(command, _NVIDIA_SMI_SECONDS).splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == width:
+            yield words
+
+
+def py_spy_program() -> str | None:
+    """Where it is: on the path, or beside this Python."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
+
+
+def py_spy_stack(pid: int) -> Stack:
+    """The stack of the main thread; empty if that cannot be had.
+
+    py-spy reads the memory of a process from outside. So it also sees one that is stopped, or hangs in a
+    driver. It must not pause it: that would interrupt system calls, and continue a process that is stopped.
+    """
+    program = py_spy_program()
+    if program is None:
+        return ()
+    options = ("--nonblocking", "--full-filenames", "--json", "--pid", str(pid))
+    text = _output_of([program, "dump", *options], _PY_SPY_SECONDS)
+    try:
+        main = next(
+            each
+            for each in json.loads(text)
+            if each["thread_name"] == "MainThread" or each["os_thread_id"] == pid
+        )
+        return tuple(map(_frame, main["frames"][:MOST_FRAMES]))
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        return ()
+
+
+def _frame(found: dict[str, Any]) -> Frame:
+    """The function is named as in the code, without its class, as everywhere."""
+    name, line = str(found["name"]), found["line"]
+    short = name.rpartition(".")[2][:_MOST_CHARACTERS]
+    return Frame(str(found["filename"]), line if isinstance(line, int) else 0, short)
+
+
+def _output_of(command: Sequence[str], seconds: float) -> str:
+    """What a program prints; nothing if it cannot be started, or takes too long.
+
+    One that hangs in a driver does not even end when it is killed, so its end is not awaited.
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return ""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except (subprocess.SubprocessError, ValueError):
+        process.kill()
+        return ""

@@ -27,12 +27,12 @@ from rallypoint.launch import reports
 from rallypoint.launch.endpoint import Endpoint, StoreView, parse_endpoint
 from rallypoint.launch.environment import inject
 from rallypoint.launch.handover import read_handover
+from rallypoint.launch.stacks import stack_signals, stall_seconds
 from rallypoint.launch.stacks.activity import MachineActivity, pack
-from rallypoint.launch.stacks.grouping import JobActivity, activity_of, put_together
-from rallypoint.launch.stacks.requesting import forget_all
-from rallypoint.launch.stacks.sampling import RankSampler
-from rallypoint.launch.stacks.switch import stack_signals, stall_seconds
-from rallypoint.launch.stacks.tools import gpus_of, read_recorders, with_pipes
+from rallypoint.launch.stacks.flight_recorder import read_recorders, with_pipes
+from rallypoint.launch.stacks.progress import JobActivity, activity_of, put_together
+from rallypoint.launch.stacks.sampling import RankSampler, forget_all
+from rallypoint.launch.stacks.system import gpus_of
 from rallypoint.launch.stacks.words import stall_lines
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role
@@ -130,7 +130,7 @@ class StallWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling. A turn that is under way has no effect any more."""
+        """Stop sampling. A sample that is being taken has no effect any more."""
         self._stopped.set()
         self._thread.join(_STOP_SECONDS)
         self._leave_channel()
@@ -169,19 +169,19 @@ class StallWatch:
         machine = self._ranks.sample(is_brief=alarm is not None)
         if not machine.ranks:
             return self._ranks.pace.every
-        reason = alarm or ""
-        if alarm and any(each.doing.waits for each in put_together([machine]).groups):
+        reason, own = alarm or "", put_together([machine])
+        if alarm and any(each.doing.waits for each in own.groups):
             self._is_alarmed = True
-        elif not self._may_be_stalled(machine):
+        elif not self._may_be_stalled(own):
             self._is_gathered = self._is_alarmed = False
         elif not self._is_gathered and alarm is None:
             machine = self._sample_again(machine)
-            pace = self._ranks.pace
-            if put_together([machine]).waiting_seconds >= pace.before_timeout:
+            pace, own = self._ranks.pace, put_together([machine])
+            if own.waiting_seconds >= pace.before_timeout:
                 reason = f"a time-out of {duration(pace.timeout)} is about to strike"
         if not self._stopped.is_set():
             reports.ACTIVITY.leave(machine, self._folder)
-            self._report(machine, reason)
+            self._report(machine, own, reason)
         return self._next_pause(machine)
 
     def _next_pause(self, machine: MachineActivity) -> float:
@@ -196,15 +196,15 @@ class StallWatch:
         if channel is not None:
             channel.close()
 
-    def _may_be_stalled(self, machine: MachineActivity) -> bool:
+    def _may_be_stalled(self, own: JobActivity) -> bool:
         """Whether no rank of this machine makes progress; if so, the other machines are checked as well."""
-        return self._is_urgent(machine) or put_together([machine]).idle_seconds >= self._ranks.pace.stall
+        return self._is_urgent(own) or own.idle_seconds >= self._ranks.pace.stall
 
-    def _is_urgent(self, machine: MachineActivity) -> bool:
+    def _is_urgent(self, own: JobActivity) -> bool:
         """Whether a rank has waited for so long that the others do not matter."""
         pace = self._ranks.pace
         # After an alarm, they stand still until they move.
-        return put_together([machine]).waiting_seconds >= (pace.every if self._is_alarmed else pace.urgent)
+        return own.waiting_seconds >= (pace.every if self._is_alarmed else pace.urgent)
 
     def _sample_again(self, machine: MachineActivity) -> MachineActivity:
         """Take a few samples in a row: they show a rank that trains at more than one place.
@@ -215,25 +215,21 @@ class StallWatch:
             if self._stopped.wait(_CLOSER_SECONDS):
                 break
             machine = self._ranks.sample()
-            if not self._may_be_stalled(machine):
+            if not self._may_be_stalled(put_together([machine])):
                 return machine
         gpus = gpus_of({each.pid for each in machine.ranks})
         recorded = read_recorders((each.rank for each in machine.ranks), self._environ)
-        ranks = (
-            replace(
-                each,
-                facts=replace(each.facts, gpu=gpus.get(each.pid, "")),
-                recorded=recorded.get(each.rank, ()),
-            )
-            for each in machine.ranks
-        )
         self._is_gathered = True
+        ranks = []
+        for each in machine.ranks:
+            facts = replace(each.facts, gpu=gpus.get(each.pid, ""))
+            ranks.append(replace(each, facts=facts, recorded=recorded.get(each.rank, ())))
         return replace(machine, ranks=tuple(ranks))
 
-    def _report(self, machine: MachineActivity, reason: str) -> None:
+    def _report(self, machine: MachineActivity, own: JobActivity, reason: str) -> None:
         """Report to the store; if it is a stall, write once what all machines do."""
-        stall, own = self._ranks.pace.stall, put_together([machine])
-        is_stalled = self._is_alarmed or self._is_urgent(machine)
+        stall = self._ranks.pace.stall
+        is_stalled = self._is_alarmed or self._is_urgent(own)
         has_first = any(each.rank == 0 for each in machine.ranks)
         if self._channel is None:
             self._channel = self._connect(is_stalled or own.is_stalled(stall))
@@ -281,8 +277,11 @@ def _activity_of_all(channel: StoreChannel, own: JobActivity) -> JobActivity:
 
 
 def _text(activity: JobActivity, reason: str) -> str:
-    lines = stall_lines(activity)
-    return "\n".join([f"{reason}: {lines[0]}", *lines[1:]] if reason else lines)
+    text = "\n".join(stall_lines(activity))
+    return f"{reason}: {text}" if reason else text
+
+
+# The ranks of an agent, and of a command -------------------------------------------------------------------
 
 
 def answering(environ: Mapping[str, str]) -> dict[str, str]:
@@ -322,10 +321,10 @@ class RankWatch:
         forget_all(folder)  # of the round before
         ours = given._replace(reports=folder).variables()
         self._round.enter_context(_changed(answering({**os.environ, **ours})))
-        sampler = StallWatch(
+        watch = StallWatch(
             folder, self._signals, self._seconds, lambda _: StoreChannel(place, view), self._say
         )
-        self._round.callback(sampler.stop)
+        self._round.callback(watch.stop)
 
     def stop(self) -> None:
         """The round is over: its ranks are no more."""
@@ -339,17 +338,15 @@ class RankWatch:
 @contextmanager
 def _changed(environ: Mapping[str, str]) -> Iterator[None]:
     """The environment of this process is that one, until the block is left."""
-    names = [name for name, value in environ.items() if os.environ.get(name) != value]
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update((name, environ[name]) for name in names)
+    changed = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+    before = {name: os.environ[name] for name in changed if name in os.environ}
+    os.environ.update(changed)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.update(before)
+        for name in changed.keys() - before.keys():
+            os.environ.pop(name, None)
 
 
 @contextmanager
@@ -359,12 +356,12 @@ def watching(folder: Path, environ: Mapping[str, str], say: Say) -> Iterator[Non
     if not signals:
         yield
         return
-    found = reports.Reports(folder)
-    sampler = StallWatch(folder, signals, stall_seconds(environ), partial(_channel, found), say, environ)
+    connect = partial(_channel, reports.Reports(folder))
+    watch = StallWatch(folder, signals, stall_seconds(environ), connect, say, environ)
     try:
         yield
     finally:
-        sampler.stop()
+        watch.stop()
 
 
 def _channel(found: reports.Reports, is_stalled: bool) -> StoreChannel | None:

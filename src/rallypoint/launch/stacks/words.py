@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import Child, MachineActivity, ProcessFacts, RankActivity
-from rallypoint.launch.stacks.flight_dumps import as_lines, compare, dump_of
-from rallypoint.launch.stacks.folding import Doing, file_name, fold, is_library
-from rallypoint.launch.stacks.frames import Frame
-from rallypoint.launch.stacks.grouping import Group, JobActivity
+from rallypoint.launch.stacks.flight_recorder import Dump, as_lines, compare
+from rallypoint.launch.stacks.frames import Doing, file_name, fold, is_library
+from rallypoint.launch.stacks.progress import Group, JobActivity
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, named_ranks, shown, size
 
 _CHAIN: Final = 3
@@ -31,34 +31,34 @@ def summary_lines(job: JobActivity) -> list[str]:
         return ["nothing is known of what the ranks do"]
     first = f"{_how_many(job)} {_verb(job.main)} {_place(job.main)}{_lasting(job.main)}"
     silent = [f"nothing is known of {named_ranks(job.unknown)}"] if job.unknown else []
-    if job.odd:
-        return [*_with_odd(job, first), *silent]
-    riddle = ": do sizes or order differ, or is the network cut?" if _is_riddle(job) else ""
-    return [f"{first}; {silent[0] if silent else f'no rank is elsewhere{riddle}'}"]
-
-
-def _with_odd(job: JobActivity, first: str) -> list[str]:
-    elsewhere = sum(len(each.members) for each in job.odd)
+    if not job.odd:
+        riddle = ": do sizes or order differ, or is the network cut?" if _is_riddle(job) else ""
+        return [f"{first}; {silent[0] if silent else f'no rank is elsewhere{riddle}'}"]
     if len(job.odd) == 1:
         [odd] = job.odd
         who = f"{who_text(odd)} {_is_elsewhere(odd)}:"
-        return [f"{first}; {who}", *(f"  {line}" for line in group_lines(odd))]
-    lines = [f"{first}; {counted(elsewhere, 'rank')} {'is' if elsewhere == 1 else 'are'} elsewhere:"]
+        return [f"{first}; {who}", *(f"  {line}" for line in group_lines(odd)), *silent]
+    count = _count(job.odd)
+    lines = [f"{first}; {counted(count, 'rank')} {'is' if count == 1 else 'are'} elsewhere:"]
     for each in job.odd[:_MOST_ODD]:
         inner = list(group_lines(each))
         ended = f" {_is_elsewhere(each)}:" if each.ended or each.is_silent else ":"
         lines += [f"  {who_text(each)}{ended} {inner[0]}", *(f"    {line}" for line in inner[1:])]
-    rest = job.odd[_MOST_ODD:]
-    if rest:
-        ranks = sum(len(each.members) for each in rest)
-        lines.append(f"  and {counted(ranks, 'rank')} at {counted(len(rest), 'other place')}")
-    return lines
+    if rest := job.odd[_MOST_ODD:]:
+        lines.append(f"  and {counted(_count(rest), 'rank')} at {counted(len(rest), 'other place')}")
+    return [*lines, *silent]
+
+
+def _count(groups: Sequence[Group]) -> int:
+    return sum(len(each.members) for each in groups)
 
 
 def _is_riddle(job: JobActivity) -> bool:
     """Whether all wait for each other, and have for long."""
     main = job.main
-    return main is not None and main.doing.waits and job.size > 1 and main.still_seconds >= _LONG_SECONDS
+    if main is None or not main.doing.waits or len(main.members) == 1:
+        return False
+    return main.still_seconds >= _LONG_SECONDS
 
 
 def standstill(job: JobActivity) -> str:
@@ -68,15 +68,13 @@ def standstill(job: JobActivity) -> str:
     if not job.odd:
         return summary_lines(job)[0]
     first, *others = job.odd
-    rest = sum(len(each.members) for each in others)
-    more = f"; {counted(rest, 'more rank')} elsewhere" if rest else ""
+    more = f"; {counted(_count(others), 'more rank')} elsewhere" if others else ""
     return f"{who_text(first)} {_is_elsewhere(first)}: {chain_text(first.doing) or 'no stack yet'}{more}"
 
 
 def stall_lines(job: JobActivity) -> list[str]:
     """The report of a job that stands still."""
-    members = [each for group in job.groups for each in group.members]
-    dumps = [dump_of(each.rank, each.recorded) for each in members if each.recorded]
+    dumps = [Dump.of(each.rank, each.recorded) for each in job.members if each.recorded]
     return [*summary_lines(job), *(as_lines(dumps, compare(dumps)) if dumps else [])]
 
 
@@ -145,10 +143,10 @@ def facts_lines(each: RankActivity) -> list[str]:
 
 def _how_many(job: JobActivity) -> str:
     assert job.main is not None
-    count = len(job.main.members)
-    if count == job.size:
+    count, size = len(job.main.members), len(job.members)
+    if count == size:
         return f"all {count:,} ranks" if count > 1 else who_text(job.main)
-    return f"{count:,} of {job.size:,} ranks"
+    return f"{count:,} of {size:,} ranks"
 
 
 def _verb(group: Group) -> str:

@@ -7,7 +7,9 @@ What a new process would have of its own is made anew: environment, signal dispo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import logging
@@ -16,6 +18,8 @@ import random
 import runpy
 import signal
 import sys
+import threading
+import time
 import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +29,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 Dispositions = Mapping[int, "signal.Handlers"]
+
+_BUFFERS = (io.BufferedIOBase, io.TextIOBase)
 
 
 class Command(NamedTuple):
@@ -78,6 +84,7 @@ def run_as_new_process(
     _open_streams()
     _renew_entropy()
     _limit_threads(environ)
+    gc.enable()  # a parent that imports much does without it
     _set_path(command, old_path)
     sys.argv = ["-m" if command.is_module else command.target, *command.arguments]
     sys.orig_argv = list(words)
@@ -111,9 +118,6 @@ class _MemoryMap(ctypes.Structure):
     )
 
 
-_shown: list[object] = []  # what the kernel shows must stay in memory
-
-
 def show_process(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
     """Show a command line and an environment in /proc, where `ps`, `pkill -f` and nvidia-smi read them.
 
@@ -141,7 +145,7 @@ def show_process(words: Sequence[str], environ: Mapping[str, str] = os.environ) 
         set_mm, set_map, ctypes.byref(shown), ctypes.c_ulong(ctypes.sizeof(shown)), ctypes.c_ulong(0)
     ):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    _shown[:] = texts
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(texts))  # the kernel reads them until the process has ended
     with open("/proc/self/comm", "w", encoding="utf-8") as comm:
         comm.write(os.path.basename(words[0])[:15])
 
@@ -184,6 +188,27 @@ def _open_stream(number: int, name: str, mode: str) -> TextIO:
     stream = io.TextIOWrapper(buffer, encoding, errors, newline="\n" if number else None, write_through=True)
     stream.mode = mode  # type: ignore[misc]
     return stream
+
+
+def close_inherited(kept: int) -> None:
+    """Close all descriptors of the parent but this one and the standard streams.
+
+    First those that an object owns, such as a socket: left open, it would close whatever has that number by
+    the time it is deleted.
+    """
+    everything = gc.get_objects()
+    owners = {kind for kind in set(map(type, everything)) if _owns_descriptor(kind)}
+    for owner in [each for each in everything if type(each) in owners]:
+        with contextlib.suppress(Exception):  # it is closed already, or not even initialised
+            if owner.fileno() not in (0, 1, 2, kept):
+                owner.close()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _owns_descriptor(kind: type) -> bool:
+    """Whether instances own a descriptor. Buffers do not: closing one would write what it holds."""
+    return hasattr(kind, "fileno") and hasattr(kind, "close") and not issubclass(kind, _BUFFERS)
 
 
 def forget_parent() -> None:
@@ -299,15 +324,38 @@ def _exit(code: int) -> NoReturn:
     """End this process as Python ends: join threads, run exit handlers, flush, finalize."""
     if code == -signal.SIGINT:
         _end_by_interrupt()
+    _let_threads_come_to_rest()
     python: Any = ctypes.pythonapi
     python.Py_Exit(code)
     raise AssertionError
 
 
+def _let_threads_come_to_rest() -> None:
+    """Return when no other thread runs, or after a tenth of a second.
+
+    gloo's threads free Python objects after a collective. That aborts the process if Python has begun to
+    finalize, and a forked rank gets there sooner than one that was started by itself.
+    """
+    deadline = time.monotonic() + 0.1
+    while time.monotonic() < deadline:
+        time.sleep(0.001)  # without the interpreter lock, so that they can have it
+        if "R" not in _states_of_threads():
+            return
+
+
+def _states_of_threads() -> list[str]:
+    """Of all threads but this one, as in proc(5)."""
+    states = []
+    for each in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{each}/stat", encoding="utf-8") as stat:
+            if int(each) != threading.get_native_id():
+                states.append(stat.read().rpartition(")")[2].split()[0])
+    return states
+
+
 def _end_by_interrupt() -> None:
     """End by SIGINT, as Python does after a KeyboardInterrupt, so that the parent sees it."""
     import atexit
-    import threading
 
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

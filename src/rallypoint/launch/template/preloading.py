@@ -1,4 +1,4 @@
-"""Which imports are safe before a fork: those that leave no thread, no accelerator, and no rank of their own.
+"""Which imports are safe before a fork: those that leave no thread, no open file and no accelerator.
 
 A module that decides by RANK when it is imported (Lightning does) would decide for all ranks at once. So the
 environment is watched meanwhile, and such a package is left to the ranks.
@@ -34,12 +34,19 @@ def why_unsafe() -> str:
     if threading.active_count() > 1:
         names = ", ".join(each.name for each in threading.enumerate() if each is not threading.main_thread())
         return f"threads run beside the main one: {names}"
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            device = os.readlink(f"/proc/self/fd/{number}")
-            if _ACCELERATOR.match(device):
-                return f"an import has opened the accelerator, {device}"
+    for each in _open_descriptors():
+        if _ACCELERATOR.match(each):
+            return f"an import has opened the accelerator, {each}"
     return ""
+
+
+def _open_descriptors() -> set[str]:
+    """What the descriptors of this process are, such as the paths of files."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return found
 
 
 _modules_of_template: frozenset[str] | None = None
@@ -87,7 +94,7 @@ def import_all(modules: Sequence[str]) -> Unsafe | None:
     for name in modules:
         if name in sys.modules:
             continue
-        threads = len(os.listdir("/proc/self/task"))
+        threads, descriptors = len(os.listdir("/proc/self/task")), _open_descriptors()
         # Whatever fails: the rank that imports it will see it.
         with _watched_environment() as reads, _silence(), contextlib.suppress(BaseException):
             import_module(name)
@@ -96,6 +103,8 @@ def import_all(modules: Sequence[str]) -> Unsafe | None:
             reason = f"it reads {reads[0]} when it is imported"
         elif len(os.listdir("/proc/self/task")) > threads:
             reason = reason or "it starts a thread when it is imported"
+        elif opened := _open_descriptors() - descriptors:
+            reason = reason or f"it leaves {opened.pop()} open when it is imported"
         if reason:
             return Unsafe(name.partition(".")[0], reason)
     return None

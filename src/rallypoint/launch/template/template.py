@@ -16,11 +16,13 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from rallypoint.launch.template.fresh_process import (
     Dispositions,
+    close_inherited,
     forget_parent,
     inherited_dispositions,
     run_as_new_process,
@@ -81,7 +83,7 @@ def fork_process(
     if pid := os.fork():
         return ForkedProcess(words, pid)
     with _exiting():
-        _close_all_but(kept)
+        close_inherited(kept)
         forget_parent()
         run_as_new_process(words, environ, dispositions, prepare)
     raise AssertionError  # not reached
@@ -243,54 +245,6 @@ class _RankSetup(NamedTuple):
     prepare: Callable[[], object]
 
 
-def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(ending, signal.SIG_IGN)
-    for number, handler in setup.dispositions.items():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, handler)
-    _close_all_but(channel.fileno())
-    forget_parent()
-    show_process(["rallypoint: template of ranks"])
-    _serve(channel, setup)
-
-
-def _serve(channel: socket.socket, setup: _RankSetup) -> None:
-    """Fork ranks until the agent has ended."""
-    gc.collect()
-    gc.freeze()  # collections in ranks leave the shared pages alone
-    waiting: list[_Waiting] = []
-    while True:
-        try:
-            request, descriptors = _receive(channel)
-        except (OSError, EOFError):
-            return
-        if isinstance(request, Preload):
-            if os.fork() == 0:
-                channel.close()
-                _succeed(socket.socket(fileno=descriptors[0]), request.modules, setup)
-                os._exit(0)
-        elif isinstance(request, Prepare):
-            waiting += _fork_ranks(request.ranks, setup)
-            _send(channel, [each.pid for each in waiting])
-        else:
-            waiting = waiting or _fork_ranks(1, setup)
-            _send(channel, _start_rank(waiting, request, descriptors))
-        for each in descriptors:
-            os.close(each)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)  # a successor that has been refused
-
-
-def _succeed(channel: socket.socket, modules: Sequence[str], setup: _RankSetup) -> None:
-    """Import modules, and become the template unless one of them makes that unsafe."""
-    _close_all_but(channel.fileno())
-    found = import_all(modules)
-    _send(channel, found or os.getpid())
-    if found is None:
-        _serve(channel, setup)
-
-
 class _Waiting(NamedTuple):
     """A rank that waits for its command."""
 
@@ -298,45 +252,101 @@ class _Waiting(NamedTuple):
     channel: socket.socket
 
 
-def _fork_ranks(count: int, setup: _RankSetup) -> list[_Waiting]:
-    """Fork ranks that wait for their command, and that are not this process's children."""
-    pairs = [socket.socketpair() for _ in range(count)]
-    intermediate = os.fork()
-    if not intermediate:
-        try:
-            this = os.getpid()
-            for _, theirs in pairs:
+def _become_template(channel: socket.socket, setup: _RankSetup) -> None:
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(ending, signal.SIG_IGN)
+    for number, handler in setup.dispositions.items():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, handler)
+    close_inherited(channel.fileno())
+    forget_parent()
+    show_process(["rallypoint: template of ranks"])
+    _Server(channel, setup).serve()
+
+
+class _Server:
+    """The template process: forks ranks until the agent has ended. Its sockets are its only descriptors."""
+
+    def __init__(self, channel: socket.socket, setup: _RankSetup) -> None:
+        self._channel = channel
+        self._setup = setup
+        self._waiting: list[_Waiting] = []
+        self._received: list[int] = []
+        """Descriptors that came with the request."""
+
+    def serve(self) -> None:
+        """Carry out requests until the agent's end of the channel is closed."""
+        gc.freeze()  # collections in ranks leave the shared pages alone
+        while True:
+            try:
+                request, self._received = _receive(self._channel)
+            except (OSError, EOFError):
+                return
+            if isinstance(request, Preload):
                 if os.fork() == 0:
-                    with _exiting():
-                        _await_start(theirs, this, setup)
-        finally:
-            os._exit(0)
-    os.waitpid(intermediate, 0)
-    ranks = []
-    for ours, theirs in pairs:
-        theirs.close()
-        with contextlib.suppress(OSError, EOFError):  # it could not be forked
-            ranks.append(_Waiting(_receive(ours)[0], ours))
-    return ranks
+                    self._succeed(socket.socket(fileno=self._received.pop()), request.modules)
+                    os._exit(0)
+            elif isinstance(request, Prepare):
+                self._fork_ranks(request.ranks)
+                _send(self._channel, [each.pid for each in self._waiting])
+            else:
+                if not self._waiting:
+                    self._fork_ranks(1)
+                _send(self._channel, self._start_rank(request, self._received))
+            _close(self._received)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)  # a successor that has been refused
 
+    def _succeed(self, channel: socket.socket, modules: Sequence[str]) -> None:
+        """In a fork: import modules, and become the template unless one of them makes that unsafe."""
+        self._close()
+        found = import_all(modules)
+        _send(channel, found or os.getpid())
+        if found is None:
+            _Server(channel, self._setup).serve()
 
-def _start_rank(waiting: list[_Waiting], request: Start, streams: Sequence[int]) -> int | Refused:
-    if not waiting:
-        return Refused("the system could not fork")
-    rank = waiting.pop(0)
-    with rank.channel:
-        if reason := why_unsafe():
-            return Refused(reason)
-        try:
-            _send(rank.channel, request, streams)
-        except OSError as error:
-            return Refused(f"the forked process {rank.pid} has ended ({error.strerror})")
-    return rank.pid
+    def _fork_ranks(self, count: int) -> None:
+        """Fork ranks that wait for their command, and that are not this process's children."""
+        pairs = [socket.socketpair() for _ in range(count)]
+        intermediate = os.fork()
+        if not intermediate:
+            try:
+                this = os.getpid()
+                self._close()
+                for number, (ours, theirs) in enumerate(pairs):
+                    if os.fork() == 0:
+                        with _exiting():
+                            _close([ours, *chain(*pairs[number + 1 :])])
+                            _await_start(theirs, this, self._setup)
+                    _close([ours, theirs])
+            finally:
+                os._exit(0)
+        os.waitpid(intermediate, 0)
+        for ours, theirs in pairs:
+            theirs.close()
+            with contextlib.suppress(OSError, EOFError):  # it could not be forked
+                self._waiting.append(_Waiting(_receive(ours)[0], ours))
+
+    def _start_rank(self, request: Start, streams: Sequence[int]) -> int | Refused:
+        if not self._waiting:
+            return Refused("the system could not fork")
+        rank = self._waiting.pop(0)
+        with rank.channel:
+            if reason := why_unsafe():
+                return Refused(reason)
+            try:
+                _send(rank.channel, request, streams)
+            except OSError as error:
+                return Refused(f"the forked process {rank.pid} has ended ({error.strerror})")
+        return rank.pid
+
+    def _close(self) -> None:
+        """In a fork: close what is the template's."""
+        _close([self._channel, *(each.channel for each in self._waiting), *self._received])
 
 
 def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -> NoReturn:
     """A rank: wait for the command, and become it."""
-    _close_all_but(channel.fileno())
     while os.getppid() == intermediate:  # it exits at once, and then the agent is the parent
         time.sleep(0.0002)
     os.setsid()
@@ -349,8 +359,7 @@ def _await_start(channel: socket.socket, intermediate: int, setup: _RankSetup) -
     channel.close()
     for number, each in enumerate(streams):
         os.dup2(each, number)
-    for each in streams:
-        os.close(each)
+    _close(streams)
     run_as_new_process(request.words, request.environ, *setup)
 
 
@@ -368,10 +377,9 @@ def _exiting() -> Iterator[NoReturn]:
         os._exit(1)
 
 
-def _close_all_but(kept: int) -> None:
-    """Close all descriptors but this one and the standard streams."""
-    os.closerange(_STREAMS, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+def _close(descriptors: Iterable[socket.socket | int]) -> None:
+    for each in descriptors:
+        each.close() if isinstance(each, socket.socket) else os.close(each)
 
 
 def _adopt(adopts: bool) -> None:

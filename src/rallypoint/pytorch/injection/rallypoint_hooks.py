@@ -1,7 +1,7 @@
-"""What waits in a process until it turns out to use torch: for the import of a module, and for its end.
+"""The hooks of a process: on the import of torch, on a failure, and on a request for its stacks.
 
 Every Python process of a job runs this, and most never import torch: so it imports next to nothing, and
-nothing of Rallypoint. It is a module of the package, and stands by itself beside `sitecustomize`.
+nothing of Rallypoint. It is a module of the package, and also stands on PYTHONPATH, beside `sitecustomize`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def prepare() -> None:
 
 def _try_to_substitute() -> None:
     try:
-        from rallypoint.pytorch.activation import substitute
+        from rallypoint.pytorch.autoload import substitute
 
         substitute()
     except Exception as error:

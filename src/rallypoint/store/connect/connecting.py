@@ -28,7 +28,14 @@ from rallypoint.errors import (
     RallypointError,
     StoreTimeoutError,
 )
-from rallypoint.store.connect.connection import RELAY_VARIABLE, STORE_VARIABLE, Connection, Stream, who_am_i
+from rallypoint.store.connect.connection import (
+    RELAY_VARIABLE,
+    STORE_VARIABLE,
+    Connection,
+    Stream,
+    guard,
+    who_am_i,
+)
 from rallypoint.store.connect.deadline import Deadline, in_thread, within
 from rallypoint.store.machine.addresses import (
     format_address,
@@ -261,8 +268,6 @@ def _try_one(
             users.check(sock, server)
             stream: Stream = sock
             if proof is not None and not goes_plain(sock):
-                from rallypoint.store.connect.guarded import guard  # late: few jobs have a secret
-
                 stream = guard(sock, host, server, proof, patience)
             connection = Connection(stream, server)
             shake_hands(connection, patience)

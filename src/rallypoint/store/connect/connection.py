@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Union
 
 from rallypoint.errors import (
     AccessError,
@@ -27,8 +27,12 @@ from rallypoint.errors import (
 )
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Identity, Role, hello_key, identity_of
+from rallypoint.store.server.guard.secret import Secret, Token
 from rallypoint.store.wire.encoding import VALIDATE, pack_i64, request, unpack_i64, unpack_u64
-from rallypoint.store.wire.opcodes import LOCKED, Op
+from rallypoint.store.wire.opcodes import CLIENT_OPS, LOCKED, Op
+
+if TYPE_CHECKING:
+    from rallypoint.store.server.guard.tls import Channel
 
 _NOT_THERE: Final = pack_i64(0)
 """The answer to a hello, which is the deletion of a key that nobody has."""
@@ -41,15 +45,8 @@ STORE_VARIABLE: Final = "RALLYPOINT_RELAY_OF"
 
 Late = StoreTimeoutError | ConnectError
 
-
-class Stream(Protocol):
-    """A socket, or what stands for one (see `guarded`). It may give more bytes than asked for."""
-
-    def settimeout(self, seconds: float, /) -> None: ...
-    def sendall(self, data: bytes, /) -> None: ...
-    def recv(self, count: int, flags: int = 0, /) -> bytes: ...
-    def setblocking(self, blocks: bool, /) -> None: ...
-    def close(self) -> None: ...
+Stream = Union[socket.socket, "GuardedSocket"]
+"""It may give more bytes than asked for."""
 
 
 class Connection:
@@ -198,19 +195,6 @@ def _with_head(server: str) -> str:
     return f"{server}, a relay of the store at {head}," if is_relay else server
 
 
-class _Nobody:
-    """Carries no request out."""
-
-    def validate(self) -> None: ...
-    def hold(self, _: int, __: bool, /) -> None: ...
-    def postpone(self) -> None: ...
-    def get(self, _: bytes, /) -> bytes:
-        return b""
-
-    def go_on(self) -> bytes:
-        return b""
-
-
 def _broken_limit(sent: bytes) -> str:
     """The limit that a request breaks, in the words of the server's log; empty if it breaks none.
 
@@ -219,20 +203,19 @@ def _broken_limit(sent: bytes) -> str:
     # Late: only an error needs the server's half of the protocol.
     from rallypoint.store.server.process.startup import limits_of_environment
     from rallypoint.store.wire.limits import Limits
-    from rallypoint.store.wire.parser import RequestParser, RequestTable
-    from rallypoint.store.wire.requests import CLIENT_METHODS
+    from rallypoint.store.wire.requests import RequestSpec, deliver_nothing
 
     try:
         limits = limits_of_environment()
     except UsageError:
         limits = Limits()
-    parser = RequestParser(_Nobody(), RequestTable(limits, dict.fromkeys(CLIENT_METHODS, lambda *_: b"")))
+    specs = {int(op): RequestSpec(op, limits, deliver_nothing) for op in CLIENT_OPS}
+    start, stop = 0, len(sent)
     try:
-        parser.feed(VALIDATE + sent)
+        while start < stop and sent[start] in specs:  # else it is a handshake, or a question
+            _, start = specs[sent[start]].read(sent, start, stop)
     except LimitError as error:
         return error.message
-    except ProtocolError:  # not one of the store's own requests: a handshake, or a question
-        pass
     return ""
 
 
@@ -248,6 +231,80 @@ def who_am_i(role: Role = Role.UNKNOWN, rank: int = -1, world_size: int = -1) ->
         return who
     local_rank = who.local_rank if who.rank == rank else -1
     return replace(who, role=Role.RANK, rank=rank, local_rank=local_rank, world_size=world_size)
+
+
+class GuardedSocket:
+    """Stands for a socket: what is sent and read goes through a channel."""
+
+    def __init__(self, sock: socket.socket, channel: Channel, deadline: Deadline) -> None:
+        self._sock = sock
+        self._channel = channel
+        self._deadline = deadline
+        self.setblocking = sock.setblocking
+        self.close = sock.close
+
+    def settimeout(self, seconds: float) -> None:
+        """For the next call as a whole, however many pieces come meanwhile."""
+        self._deadline = Deadline(seconds)
+
+    def sendall(self, data: bytes) -> None:
+        self._send(self._channel.seal(data))
+
+    def recv(self, count: int, flags: int = 0) -> bytes:
+        """What has come, be it more than `count` bytes; with flags, what the socket itself has."""
+        if flags:
+            return self._sock.recv(count, flags)
+        while data := self._receive():
+            said = self._channel.receive(data)
+            if said or self._channel.has_ended:
+                return said
+        return b""
+
+    def open(self) -> None:
+        """Shake hands and prove the secret."""
+        self._send(self._channel.begin())
+        while not self._channel.is_open:
+            data = self._receive()
+            if not data:
+                raise ConnectionLostError(
+                    "it was closed before the job's secret was proved: is it a store with a secret?"
+                )
+            try:
+                self._channel.receive(data)  # nothing is behind the preface before a request
+            except AccessError:
+                try:
+                    self._send(self._channel.take())
+                except OSError:  # the reason counts, whether the other end hears of it or not
+                    pass
+                raise
+            self._send(self._channel.take())
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._sock.settimeout(self._deadline.remaining or 1e-6)
+            self._sock.sendall(data)
+
+    def _receive(self) -> bytes:
+        self._sock.settimeout(self._deadline.remaining or 1e-6)
+        return self._sock.recv(_READ_BYTES)
+
+
+def guard(
+    sock: socket.socket, host: str, server: str, proof: Secret | Token, deadline: Deadline
+) -> GuardedSocket:
+    """Speak TLS with the server, and prove the secret to each other.
+
+    AccessError, which names `server`, if either has not the same secret.
+    """
+    from rallypoint.store.server.guard.tls import client_channel  # late: few jobs have a secret
+
+    guarded = GuardedSocket(sock, client_channel(host, proof), deadline)
+    try:
+        guarded.open()
+    except AccessError as error:
+        why = f"the store at {server} is not trusted: {error.message}"
+        raise AccessError(why, hint=error.hint) from error
+    return guarded
 
 
 class ConnectionPool:

@@ -11,16 +11,12 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from rallypoint.codec import from_text, to_text
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, ProtocolError
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import DriverTask, Enter, GoOn, Other
-from rallypoint.store.core.registry import Sessions
-from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Slices
+from rallypoint.store.core.context import Context, DriverTask, Enter, GoOn, Other, Slices
+from rallypoint.store.core.sessions import Session, Sessions
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, is_hello, parse_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, pack_i64
-from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import OPERATIONS, READY, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
 from rallypoint.store.wire.requests import carried
@@ -65,7 +61,7 @@ class Client(ABC):
         self._context = clients.context
         self._sessions = sessions
         self._parser: RequestParser[Any] | None = None
-        self._look_only: LookOnlyHandler | None = None
+        self._look_only: RequestParser[Any] | None = None
         self._slices: Slices | None = None
         self.peer = peer
         """Its name in messages."""
@@ -118,9 +114,9 @@ class Client(ABC):
 
     def restrict_to_look(self) -> None:
         """Allow it to ask who is here, and nothing else, from now on."""
-        handler = LookOnlyHandler(self, self._context.limits)
-        self._parser, self._look_only = None, handler
-        self.receive = handler.receive
+        table: RequestTable[LookOnlyHandler] = RequestTable(self._context.limits, _LOOK_ONLY_METHODS)
+        self._parser, self._look_only = None, RequestParser(LookOnlyHandler(self), table)
+        self.receive = self._look_only.feed
 
     @property
     def is_look_only(self) -> bool:
@@ -250,6 +246,33 @@ class Client(ABC):
         return self.session
 
 
+Method = Callable[[Client, list[bytes], bytes], bytes | None]
+"""Carries out a request: its blobs and its tail."""
+
+SESSION_METHODS: Final[dict[Op, Method]] = {
+    Op.SESSION: lambda client, blobs, tail: client.open_session(blobs[0], tail),
+    Op.BATCH: lambda client, blobs, _: client.batch(blobs[0]),
+    Op.PRESENT: lambda client, _, __: client.present(),
+    Op.BYE: lambda client, _, __: client.bye(),
+    Op.BEAT: lambda client, _, __: client.beat(),
+}
+"""The operations of a relay's connection."""
+
+
+def _tell(client: Client, blobs: list[bytes], _: bytes) -> bytes:
+    if not blobs[0].isascii():  # it is put into JSON unread
+        raise ProtocolError("TELL with a text that is not ASCII")
+    return client.tell(blobs[0])
+
+
+EXTENSION_METHODS: Final[dict[Op, Method]] = {
+    Op.ENTER: lambda client, blobs, _: client.enter(blobs[0]),
+    Op.LOOK: lambda client, blobs, _: client.look(blobs[0]),
+    Op.TELL: _tell,
+}
+"""Our operations that any connection may send."""
+
+
 def _receive_nothing(_: bytes) -> bytes:
     raise ProtocolError("the connection has been closed")
 
@@ -259,17 +282,11 @@ class LookOnlyHandler:
 
     is_unfinished = False
 
-    def __init__(self, client: Client, limits: Limits) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._parser = RequestParser(self, RequestTable(limits, _LOOK_ONLY_METHODS))
-        self.receive = self._parser.feed
         self.validate = client.validate
         self.hold = client.hold
         self.postpone = client.postpone
-
-    @property
-    def rest(self) -> bytes:
-        return self._parser.rest
 
     def get(self, _: bytes, /) -> bytes:
         raise _refusal(Op.GET)
@@ -364,7 +381,8 @@ class Clients(Generic[ClientT]):
     def complete_handshake(self, client: ClientT) -> None:
         self._deadlines.pop(client, None)
         self.arrivals += 1
-        self.context.journal.connected(client, client.peer)
+        if self.context.journal is not None:
+            self.context.journal.connected(client, client.peer)
 
     def expect_rest(self, client: Client, is_cut: bool) -> None:
         """A client has sent a part of a request (`is_cut`), or the rest of it."""
@@ -377,7 +395,8 @@ class Clients(Generic[ClientT]):
         if who.role is Role.TOOL is not client.who.role:
             self.arrivals -= 1
         client.who = who
-        self.context.journal.named(client, who)
+        if self.context.journal is not None:
+            self.context.journal.named(client, who)
 
     def end(self, client: ClientT) -> None:
         """A client has sent its last request; it stays to take its replies."""
@@ -394,7 +413,7 @@ class Clients(Generic[ClientT]):
         client.read_no_more()
         if client.who.is_rank:
             self.gone.append(Departed(client.id, client.who, self.context.turn.now, client.why))
-        if late_with != _NO_HANDSHAKE:
+        if late_with != _NO_HANDSHAKE and self.context.journal is not None:
             self.context.journal.left(client, client.why)
 
     def state(self) -> State:

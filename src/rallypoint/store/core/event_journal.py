@@ -7,19 +7,17 @@ are told in a second, and then how many were left out. What happens behind relay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
-from rallypoint.store.core.context import About, Journal, Numbered
-from rallypoint.store.core.outbox import Outbox
-from rallypoint.store.core.traffic import PeerLimit
-from rallypoint.store.core.turn import Turn
+from rallypoint.store.core.turn import PeerLimit, Turn
 from rallypoint.store.rollcall.events import (
     MIN_WAIT,
     STILL_WAITING,
     BarrierComplete,
     Connected,
     Erred,
+    Event,
     Hung,
     Joined,
     Left,
@@ -38,6 +36,17 @@ _PLAN_BYTES: Final = 1 << 18
 """Enough for thousands of machines. A longer plan would hold up the server."""
 
 
+class Numbered(Protocol):
+    """A client's connection, or the ticket of a relay."""
+
+    since: float
+    """When the client connected, or when the ticket began to wait; by the monotonic clock."""
+
+    @property
+    def id(self) -> int:
+        """The number by which events call the client or the relay."""
+
+
 class _Wait:
     __slots__ = ("began", "is_told", "keys", "since")
 
@@ -48,14 +57,16 @@ class _Wait:
         self.is_told = False  # whether an event has said already that it is under way
 
 
-class EventJournal(Journal):
-    """Puts events into the outbox of a core. What each call means stands in `Journal`."""
+class EventJournal:
+    """Is told what happens to the clients of a core, and makes events of it.
 
-    is_wanted = True
+    Most servers write no events: they have no journal, and start sooner without importing what an event is.
+    """
 
-    def __init__(self, turn: Turn, outbox: Outbox[Any]) -> None:
+    def __init__(self, turn: Turn, put: Callable[[Event], None]) -> None:
+        """`put` takes each event, in order."""
         self._turn = turn
-        self._put = outbox.others.append
+        self._put = put
         self._waits: dict[Numbered, _Wait] = {}
         self._errors = PeerLimit()
         self._plan = b""
@@ -63,11 +74,12 @@ class EventJournal(Journal):
 
     # The server
 
-    def started(self, kind: str, about: About) -> None:
-        wall = self._turn.wall
-        self._put(Started(wall, about.host, about.pid, about.version, about.backend, kind))
+    def started(self, kind: str, host: str, pid: int, version: str, backend: str) -> None:
+        """A server or a relay begins to serve."""
+        self._put(Started(self._turn.wall, host, pid, version, backend, kind))
 
     def stopped(self) -> None:
+        """The server serves no more. This is the last call."""
         for client in list(self._waits):
             self._end(client, by=0, gave_up=True)
         self._tell_left_out(float("inf"))
@@ -76,9 +88,11 @@ class EventJournal(Journal):
     # Clients
 
     def connected(self, client: Numbered, peer: str) -> None:
+        """A client has shaken hands."""
         self._put(Connected(self._turn.wall, client.id, peer))
 
     def named(self, client: Numbered, who: Identity) -> None:
+        """It is known now which rank or tool the client is."""
         self._put(Joined(self._turn.wall, client.id, who))
 
     def left(self, client: Numbered, why: str) -> None:
@@ -86,6 +100,7 @@ class EventJournal(Journal):
         self._put(Left(self._turn.wall, client.id, why))
 
     def erred(self, peer: str, reason: str) -> None:
+        """A client was refused, or is closed because of what it did."""
         if self._errors.admits("", peer, self._turn.now):
             self._put(Erred(self._turn.wall, peer, reason))
 
@@ -96,16 +111,20 @@ class EventJournal(Journal):
     # Waits
 
     def waits(self, client: Numbered, keys: Sequence[bytes]) -> None:
+        """A client begins to wait, for keys or at a barrier."""
         self._waits.setdefault(client, _Wait(keys, self._turn))
 
     def woken(self, waiters: Sequence[Numbered], by: Numbered) -> None:
+        """Clients, and tickets of relays, wait no more because of what another has done."""
         for waiter in waiters:
             self._end(waiter, by=by.id, gave_up=False)
 
     def gave_up(self, client: Numbered) -> None:
+        """A client waits no more, though what it waited for has not come."""
         self._end(client, by=0, gave_up=True)
 
     def gathered(self, key: bytes, size: int, waiters: Sequence[Numbered], last: Numbered) -> None:
+        """A barrier is complete; `last` was the last to arrive. `woken` comes next."""
         seconds = self._turn.now - min(map(self._arrived, waiters))
         self._put(BarrierComplete(self._turn.wall, key_name(key), size, seconds, last.id))
 

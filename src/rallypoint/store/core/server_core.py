@@ -15,7 +15,7 @@ The driver of a core
 - closes a client at once when `overdue` names it, and when it does not read what it is sent
   (`Limits.unsent_bytes`);
 - calls `overdue` and `end_second` about every second;
-- empties the `outbox` after each of these calls, and does what is in it: see `outbox`.
+- empties the `outbox` after each of these calls, and does what is in it: see `context`.
 
 The life of a connection (`clients.Client`; `parser` and `Clients` keep its state):
 
@@ -39,17 +39,7 @@ Two conditions are independent of these states:
 
 A connection may leave for another core by ENTER, or be restricted to LOOK before its first byte.
 
-The life of a session, which outlives its connections:
-
-    state      begins when                                         ends when
-    ---------  --------------------------------------------------  -----------------------------------------
-    attached   SESSION: it is new, or taken up                     PRESENT; or its connection is lost
-    present    PRESENT: the relay has sent again what was lost     its connection is lost: its waits suspend
-    detached   its connection is lost, or displaced by another     SESSION; or `keeps_ms` are over
-    ended      BYE; overdue; a batch failed; it held too much      its waits are withdrawn, slice by slice
-
-While a session is not present, its waits go on, but they do not count at barriers and get no queue items. A
-batch that was under way when the connection was lost is carried out all the same.
+The life of a session, which outlives its connections, is in `sessions`.
 """
 
 from __future__ import annotations
@@ -61,15 +51,13 @@ from typing import TYPE_CHECKING, Any, Generic
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError
 from rallypoint.store.core.clients import Clients, ClientT
-from rallypoint.store.core.context import Context
+from rallypoint.store.core.context import Close, Context, DriverTask, Outbox
 from rallypoint.store.core.looks import Fields, Looks, Pending
-from rallypoint.store.core.outbox import Close, DriverTask, Outbox
-from rallypoint.store.core.registry import Sessions
-from rallypoint.store.core.sessions import Carrier, Session
-from rallypoint.store.core.traffic import Progress, Traffic
-from rallypoint.store.core.turn import Durations
+from rallypoint.store.core.sessions import Carrier, Session, Sessions
+from rallypoint.store.core.turn import Durations, Progress, Traffic
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.parser import RequestTable
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Snapshot
@@ -84,10 +72,11 @@ class ServerCore(ABC, Generic[ClientT]):
 
     __slots__ = (
         *("about", "began", "budget", "clients", "is_finding", "journal", "limits", "looks"),
-        *("outbox", "progress", "sessions", "traffic", "turn"),
+        *("outbox", "progress", "request_table", "sessions", "traffic", "turn"),
     )
 
-    def __init__(self, context: Context, carrier: Carrier) -> None:
+    def __init__(self, context: Context, carrier: Carrier, request_table: RequestTable[Any]) -> None:
+        self.request_table = request_table
         self.limits = context.limits
         self.budget = context.budget
         self.turn = context.turn
@@ -96,7 +85,7 @@ class ServerCore(ABC, Generic[ClientT]):
         self.journal = context.journal
         self.began = context.turn.now
         self.clients: Clients[ClientT] = Clients(context)
-        self.sessions = Sessions(context, carrier)
+        self.sessions = Sessions(context, carrier, self.note_error)
         self.traffic = Traffic()
         self.progress = Progress(context.turn.now)
         self.is_finding = False
@@ -136,13 +125,13 @@ class ServerCore(ABC, Generic[ClientT]):
         )
         self.check_held()
         self.progress.end_second(self.turn.now, self.clients.arrivals, counts, self.oldest_wait, waiting)
-        if self.journal.is_wanted:
+        if self.journal is not None:
             self.journal.end_second(self.plan, self.stall)
             self.find_processes()
 
     def go_on(self) -> bool:
         """Go on with what no client waits for, a slice at a time; return whether there is more to do."""
-        return self.sessions.go_on(self.note_error)
+        return self.sessions.go_on()
 
     def check_held(self) -> None:
         """Ask the driver to lighten the load if clients hold too much."""
@@ -194,7 +183,8 @@ class ServerCore(ABC, Generic[ClientT]):
     def note_error(self, peer: str, reason: str) -> None:
         """A client was refused, or is about to be closed because of what it did or did not do."""
         self.traffic.note_error(self.turn.wall, peer, reason)
-        self.journal.erred(peer, reason)
+        if self.journal is not None:
+            self.journal.erred(peer, reason)
 
     def find_processes(self) -> None:
         """Have the driver find the processes behind clients, if some have no name."""
@@ -229,7 +219,10 @@ class ServerCore(ABC, Generic[ClientT]):
 
     def counts(self) -> dict[Op, int]:
         """How many requests of each kind there have been, those within batches included."""
-        return self.sessions.counts()
+        counts = self.request_table.counts(self.clients.operations)
+        for op, count in self.sessions.counts().items():
+            counts[op] = counts.get(op, 0) + count
+        return counts
 
     @property
     def plan(self) -> bytes | bytearray | None:
@@ -275,7 +268,7 @@ class ServerCore(ABC, Generic[ClientT]):
 
     def sum_up(self) -> Snapshot:
         """The figures of a snapshot, but for those that are sums over all connections."""
-        from rallypoint.store.rollcall.snapshot import (  # late: see `Journal`
+        from rallypoint.store.rollcall.snapshot import (  # late: many servers are never asked
             Mishap,
             Operation,
             Second,
@@ -313,4 +306,5 @@ class ServerCore(ABC, Generic[ClientT]):
         self.sessions.check_invariants()
         self.clients.check_invariants()
         held = sum(map(self.held_by, self.clients)) + sum(map(self.held_behind, self.sessions))
-        assert self.budget.held == held or self.clients.have_named
+        # An ended session is not among them, but its waits are withdrawn slice by slice.
+        assert self.budget.held == held or self.budget.ending or self.clients.have_named

@@ -1,37 +1,57 @@
 """The server's half of sessions: each request of a relay is carried out once, whatever its connection does.
 
-Frames are kept until the relay acknowledges them. `server_core` describes the life of a session.
+`Session` is one of them, and keeps its frames until the relay acknowledges them. `Sessions` opens them, has
+them taken up on new connections, and ends them. The life of a session, which outlives its connections:
+
+    state      begins when                                         ends when
+    ---------  --------------------------------------------------  -----------------------------------------
+    attached   SESSION: it is new, or taken up                     PRESENT; or its connection is lost
+    present    PRESENT: the relay has sent again what was lost     its connection is lost: its waits suspend
+    detached   its connection is lost, or displaced by another     SESSION; or `keeps_ms` are over
+    ended      BYE; overdue; a batch failed; it held too much      its waits are withdrawn, slice by slice
+
+While a session is not present, its waits go on, but they do not count at barriers and get no queue items. A
+batch that was under way when the connection was lost is carried out all the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.outbox import Outbox
-from rallypoint.store.core.slices import Rest, Slices, sliced
-from rallypoint.store.engine.keyspace import Budget, State, Value
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.core.context import Close, Context, CoreFault, DriverTask, Rest, Slices, sliced
+from rallypoint.store.engine.keyspace import State, Value
+from rallypoint.store.rollcall.identity import WORKER
+from rallypoint.store.wire.opcodes import BATCH_OPS, Op
 from rallypoint.store.wire.parser import STEP_BYTES, STEPS_AT_ONCE
+from rallypoint.store.wire.requests import WholeRequests
 from rallypoint.store.wire.sessions import (
     LONG,
     MOST_UNTAKEN,
-    PIECE_BYTES,
     REMEMBERED,
     REMEMBERED_BYTES,
+    TOKEN_BYTES,
     UNASKED,
     WORTH_REMEMBERING,
+    Answer,
+    LongAnswers,
     ResendBuffer,
     Status,
+    Welcome,
     frame,
     item,
+    pack_welcome,
     parse_head,
     parse_requests,
+    parse_session,
 )
-from rallypoint.store.wire.whole import WholeRequests
+
+if TYPE_CHECKING:
+    from rallypoint.store.rollcall.snapshot import Counters
 
 _SPARE = 4096
 
@@ -57,6 +77,22 @@ class Carrier(Protocol):
         """It has ended: withdraw all that it waits for."""
 
 
+class NoCarrier:
+    """Of a core whose clients open no sessions."""
+
+    def carry(self, *_: object) -> None:
+        raise AssertionError
+
+    def suspend(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+    def resume(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+    def forget(self, _: Session, /) -> Rest:
+        raise AssertionError
+
+
 class SessionConnection(Protocol):
     """What a session knows of the connection that carries it."""
 
@@ -69,92 +105,19 @@ class SessionConnection(Protocol):
         """It carries a session from now on."""
 
 
-class _Unsent(NamedTuple):
-    """What is left of an answer."""
-
-    tag: int
-    status: Status
-    key: bytes | None
-    head: bytes
-    body: Value
-    start: int
-    stop: int
-    """Where in `body` it begins and ends: a value that is appended to meanwhile only grows."""
-
-
-class LongAnswers:
-    """Long answers that are not completely sent, in their order.
-
-    They are sent in pieces, so that short ones need not wait for them.
-    """
-
-    __slots__ = ("_keys", "_unsent", "bytes")
-
-    def __init__(self) -> None:
-        self._unsent: deque[_Unsent] = deque()
-        self._keys: Counter[bytes | None] = Counter()
-        self.bytes = 0
-        """How much is left to be sent."""
-
-    def __bool__(self) -> bool:
-        return bool(self._unsent)
-
-    def has(self, key: bytes) -> bool:
-        """Whether an answer to a read of this key is among them."""
-        return key in self._keys
-
-    def add(self, tag: int, status: Status, head: bytes, body: Value, key: bytes | None = None) -> None:
-        """Add an answer of two parts, so that a value need not be copied. `key`: the answer is its value."""
-        self._unsent.append(_Unsent(tag, status, key, head, body, 0, len(body)))
-        self._keys[key] += 1
-        self.bytes += len(head) + len(body)
-
-    def take_piece(self) -> bytes:
-        """The next item to be sent."""
-        tag, status, key, head, body, start, stop = self._unsent.popleft()
-        end = min(start + PIECE_BYTES, stop)
-        piece = head + body[start:end]
-        self.bytes -= len(piece)
-        if end < stop:
-            self._unsent.appendleft(_Unsent(tag, status, key, b"", body, end, stop))
-            return item(tag, Status.PIECE, piece)
-        self._keys[key] -= 1
-        if not self._keys[key]:
-            del self._keys[key]
-        return item(tag, status, piece)
-
-    def state(self) -> list[object]:
-        """All of them, as plain data."""
-        return [
-            [each.tag, int(each.status), each.head, bytes(each.body[each.start : each.stop]), each.key]
-            for each in self._unsent
-        ]
-
-    def check_invariants(self) -> None:
-        assert self.bytes == sum(len(each.head) + each.stop - each.start for each in self._unsent)
-        assert self._keys == Counter(each.key for each in self._unsent)
-
-
 class Session:
-    """One relay's session. Made by `registry.Sessions` alone."""
+    """One relay's session. Made by `Sessions` alone."""
 
     __slots__ = (
         *("_batching", "_budget", "_carrier", "_has_ended", "_items", "_items_bytes", "_long", "_most_bytes"),
-        *("_outbox", "_remembered", "_remembered_bytes", "_requests", "_suspending", "_tags", "_under_way"),
+        *("_remembered", "_remembered_bytes", "_requests", "_suspending", "_tags", "under_way", "_woken"),
         *("connection", "expires", "id", "is_present", "keeps_ms", "kept", "notes", "peer", "since", "taken"),
         *("token", "told", "told_at"),
     )
 
-    def __init__(
-        self,
-        token: bytes,
-        carrier: Carrier,
-        requests: WholeRequests,
-        outbox: Outbox[Any],
-        budget: Budget,
-    ) -> None:
+    def __init__(self, token: bytes, carrier: Carrier, requests: WholeRequests, context: Context) -> None:
         self.token = token
-        self._budget = budget
+        self._budget = context.budget
         self.connection: SessionConnection | None = None
         self.is_present = False
         """Whether it has a connection, over which PRESENT has come."""
@@ -173,7 +136,7 @@ class Session:
         """What the carrier keeps for this session, by the tag of a request."""
         self._carrier = carrier
         self._requests = requests
-        self._outbox = outbox
+        self._woken = context.outbox.woken
         self._tags = 0  # how many requests there have been
         self._items: list[bytes] = []
         self._items_bytes = 0
@@ -183,7 +146,8 @@ class Session:
         self.kept = ResendBuffer()
         self._batching = False
         self._has_ended = False
-        self._under_way: Rest | None = None
+        self.under_way: Rest | None = None
+        """What is left of a batch."""
         self._suspending: Rest = iter(())
         self._remembered: OrderedDict[bytes, tuple[object, int]] = OrderedDict()  # with their lengths
         self._remembered_bytes = 0
@@ -192,7 +156,7 @@ class Session:
 
     def begin_batch(self, payload: bytes) -> None:
         """Accept a batch; `step` carries it out."""
-        assert self._under_way is None
+        assert self.under_way is None
         number, taken = parse_head(payload)
         if number != self.taken + 1:
             raise ProtocolError(f"batch {number} of a session comes after batch {self.taken}")
@@ -201,22 +165,22 @@ class Session:
         if self.kept.bytes > limit:
             raise LimitError(f"a session has not taken {limit:,} bytes of answers, the limit unsent_bytes")
         self.taken = number
-        self._under_way = self._carry_out(payload)
+        self.under_way = self._carry_out(payload)
 
     def step(self) -> bool:
         """Carry out the next slice of the batch under way; return whether there is none left.
 
         If it raises, the session cannot go on: a part of the batch is lost.
         """
-        if self._under_way is not None:
+        if self.under_way is not None:
             self._batching = True
             try:
                 # Compiled, to catch a StopIteration takes longer than a request.
-                if next(self._under_way, True):
-                    self._under_way = None
+                if next(self.under_way, True):
+                    self.under_way = None
             finally:
                 self._batching = False
-        return self._under_way is None
+        return self.under_way is None
 
     def _carry_out(self, payload: bytes) -> Rest:
         read, carry = self._requests.read, self._carrier.carry
@@ -252,15 +216,10 @@ class Session:
         self.kept.let_go(taken)
         self._budget.held += self.kept.bytes - before
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a part of a batch is not carried out yet."""
-        return self._under_way is not None
-
     def give_up(self) -> None:
         """End the session: drop the rest of its batch, and all its answers."""
         self._has_ended = True
-        self._under_way = None
+        self.under_way = None
         self._budget.held -= self.held
         self.kept, self._items, self._items_bytes, self.told = ResendBuffer(), [], 0, None
         self._long = LongAnswers()
@@ -298,8 +257,8 @@ class Session:
         self._items.append(data)
         self._items_bytes += len(data)
         self._budget.held += len(data)
-        if self._under_way is None and not self._batching and self.connection is not None:
-            self._outbox.woken.append(self.connection)
+        if self.under_way is None and not self._batching and self.connection is not None:
+            self._woken.append(self.connection)
 
     def request_report(self) -> None:
         """Have the relay send a report, as a TOLD, soon."""
@@ -407,7 +366,7 @@ class Session:
 
     def state(self, value_of: Callable[[bytes], object]) -> State:
         """All of it but its notes, as plain data; `value_of` gives the value of a key in the store."""
-        assert self._under_way is None
+        assert self.under_way is None
         connection = self.connection.id if self.connection is not None else None
         about = [self.token, connection, self.is_present, self.keeps_ms, self.expires, self.taken, self.id]
         told = [self.since, self.peer, self.told, self.told_at]
@@ -443,3 +402,203 @@ class Session:
         assert self.connection is None or self.connection.session is self
         assert self.connection is not None or not self.is_present
         assert all(0 <= tag < self._tags for tag in self.notes)
+
+
+class Sessions:
+    """All sessions of a server or a relay, by their token."""
+
+    __slots__ = (
+        *("_by_token", "_carrier", "_context", "_note_error", "_of_workers", "_others", "_requests"),
+        *("_rests", "ended_workers"),
+    )
+
+    def __init__(self, context: Context, carrier: Carrier, note_error: Callable[[str, str], None]) -> None:
+        """`note_error` takes the peer and the reason, if a batch without a connection breaks a rule."""
+        self._by_token: dict[bytes, Session] = {}
+        self._rests: deque[Rest] = deque()  # work left for sessions that were detached or ended
+        self._carrier = carrier
+        self._note_error = note_error
+        self._others = context.outbox.others
+        self._context = context
+        self._requests = WholeRequests(context.limits, BATCH_OPS)
+        self._of_workers: WholeRequests | None = None  # for the workers of this server
+        self.ended_workers: Counters | None = None
+        """What ended workers of this server had counted in their last reports."""
+
+    def __len__(self) -> int:
+        return len(self._by_token)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_token.values())
+
+    def go_on_with(self, session: Session) -> Slices:
+        """Carry out the rest of a batch, after its first slice; returns the frames to send."""
+        yield None
+        while not self.step(session):
+            yield None
+        return session.flush()
+
+    def step(self, session: Session) -> bool:
+        """Carry out a slice of a batch; return whether there is none left. If it fails, the session ends."""
+        try:
+            is_done = session.step()
+        except Exception:
+            self.end(session)
+            raise
+        self._context.check_budget()
+        return is_done
+
+    def go_on(self) -> bool:
+        """Do a slice of the work left for sessions without a connection; return whether there is more."""
+        if self._rests:
+            rest = self._rests.popleft()
+            try:
+                next(rest)
+                self._rests.append(rest)
+            except StopIteration:
+                pass
+            except Exception as error:
+                self._others.append(CoreFault(error))
+        return bool(self._rests)
+
+    def _do(self, rest: Rest) -> None:
+        """Do the first slice of some work now, and the others later."""
+        try:
+            next(rest)
+        except StopIteration:
+            return
+        self._do_later(rest)
+
+    def _do_later(self, rest: Rest) -> None:
+        self._rests.append(rest)
+        self._others.append(DriverTask.REST)
+
+    def open(self, connection: SessionConnection, token: bytes, tail: bytes) -> Slices:
+        """Open a session on a connection, or take it up; return the answer, and the frames to send again.
+
+        A batch that is under way is carried out first.
+        """
+        if connection.session is not None:
+            raise ProtocolError("a second SESSION on one connection")
+        if len(token) != TOKEN_BYTES:
+            raise ProtocolError(f"SESSION with a token of {len(token)} bytes")
+        keep_ms, taken, known = parse_session(tail)
+        limits = self._requests.limits
+        session = self._by_token.get(token)
+        while session is not None and not self.step(session):
+            yield None
+            session = self._by_token.get(token)
+        answer = Answer.NEW if session is None else Answer.TAKEN_UP
+        if session is not None and taken > session.kept.number:  # the log has lost what it had been sent
+            return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
+        if session is None:
+            if known:
+                return pack_welcome(Welcome(Answer.UNKNOWN, 0, 0, 0))
+            if taken:
+                raise ProtocolError(f"a new session has taken frame {taken}")
+            if len(self._by_token) >= limits.connections:
+                raise LimitError(f"one more session than {limits.connections:,}, the limit connections")
+            requests = self._worker_requests() if connection.peer.startswith(WORKER) else self._requests
+            session = self._by_token[token] = Session(token, self._carrier, requests, self._context)
+            session.id, session.since = connection.id, connection.since
+        elif not session.kept.reaches_back_to(taken):
+            raise ProtocolError(f"a session has taken frame {taken}, but goes on elsewhere")
+        elif session.connection is not None:
+            displaced = ProtocolError("its session goes on over another connection")
+            self._others.append(Close(session.connection, displaced))
+            self._do(session.detach())
+        session.attach(connection, taken)
+        session.keeps_ms = min(keep_ms, int(limits.session_seconds * 1000))
+        most = min(limits.batch_bytes, limits.request_bytes)
+        welcome = pack_welcome(Welcome(answer, session.keeps_ms, session.taken, most))
+        return b"".join([welcome, *session.kept.all()])
+
+    def _worker_requests(self) -> WholeRequests:
+        """Many clients share a worker's session, so as much may wait for it as for all clients."""
+        if self._of_workers is None:
+            limits = self._requests.limits
+            most = max(limits.unsent_bytes, limits.held_bytes)
+            self._of_workers = WholeRequests(replace(limits, unsent_bytes=most), BATCH_OPS)
+        return self._of_workers
+
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind there have been in batches."""
+        counts = self._requests.counts()
+        for op, count in self.counts_of_workers().items():
+            counts[op] += count
+        return counts
+
+    def counts_of_workers(self) -> dict[Op, int]:
+        """How many of them came from workers of this server."""
+        return self._of_workers.counts() if self._of_workers is not None else {}
+
+    def lose(self, session: Session) -> None:
+        """Handle the loss of a session's connection."""
+        if not session.keeps_ms:
+            self.end(session)
+            return
+        self._do(session.detach())
+        if session.under_way is not None:
+            self._do_later(self._finish(session))
+
+    def _finish(self, session: Session) -> Rest:
+        """Carry out the rest of a batch that has lost its connection, unless another one does."""
+        try:
+            while session.connection is None and not self.step(session):
+                yield
+        except ProtocolError as error:
+            self._note_error(session.peer, error.message)
+
+    def end(self, session: Session) -> None:
+        """End a session."""
+        suspending = session.detach()
+        if self._by_token.pop(session.token, None) is not None:
+            if session.peer.startswith(WORKER):  # counters must not go down
+                from rallypoint.store.rollcall.clients import with_ended  # late: most servers have none
+
+                self.ended_workers = with_ended(self.ended_workers, session.told)
+            session.give_up()
+            self._do(self._end(suspending, session))
+
+    def _end(self, suspending: Rest, session: Session) -> Rest:
+        """Withdraw all that a session waits for. Until then, nobody is closed for holding too much."""
+        budget = self._context.budget
+        budget.ending += 1
+        yield from chain(suspending, self._carrier.forget(session))
+        budget.ending -= 1
+
+    def expire(self, now: float) -> None:
+        """End the sessions that have been without a connection for longer than `keeps_ms`."""
+        for session in list(self._by_token.values()):
+            if session.connection is not None:
+                continue
+            if session.expires is None:
+                session.expires = now + session.keeps_ms / 1000
+            elif session.expires <= now:
+                self.end(session)
+
+    def state(self, value_of: Callable[[bytes], object]) -> State:
+        """All sessions but their notes, as plain data. Call it only when no work is left."""
+        assert not self._rests
+        return [session.state(value_of) for session in self]
+
+    def take_state(
+        self,
+        state: State,
+        value_of: Callable[[bytes], object],
+        connection_of: Callable[[int], SessionConnection],
+    ) -> None:
+        """Restore the sessions of a `state`, each on its connection. There must be none before."""
+        for each in state:
+            token = each[0][0]
+            session = Session(token, self._carrier, self._requests, self._context)
+            self._by_token[token] = session
+            connection = session.take_state(each, value_of)
+            if connection is not None:
+                session.connection = connection_of(connection)
+                session.connection.session = session
+
+    def check_invariants(self) -> None:
+        for token, session in self._by_token.items():
+            assert session.token == token
+            session.check_invariants()

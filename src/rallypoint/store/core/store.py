@@ -6,31 +6,35 @@ Both loops and the tests drive this same object, as `server_core` describes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.clients import Client, Owners
-from rallypoint.store.core.contents import Contents
-from rallypoint.store.core.context import About, Context
-from rallypoint.store.core.looks import Fields, Pending
-from rallypoint.store.core.outbox import DriverTask
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client, Owners
+from rallypoint.store.core.context import PIECE_BYTES, SLICE, About, Context, DriverTask, Slices, sliced
+from rallypoint.store.core.looks import Contents, Fields, Pending
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import PIECE_BYTES, SLICE, Slices, sliced
 from rallypoint.store.core.tickets import Member, StoreCarrier, Ticket, wake
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import Budget, State, Value
 from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
-from rallypoint.store.wire.encoding import EMPTY_BLOB, SHORT, SHORT_LENGTHS, blob, pack_i64, pack_u64
+from rallypoint.store.wire.encoding import (
+    EMPTY_BLOB,
+    SHORT,
+    SHORT_LENGTHS,
+    blob,
+    pack_i64,
+    pack_u64,
+    unpack_i64,
+)
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import NOT_READY, READY, STOP_WAITING, WAIT_CANCELED, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import CLIENT_METHODS, EXTENSION_METHODS, SESSION_METHODS
 from rallypoint.store.wire.sessions import ANNOUNCED, NAMES_ANNOUNCED
 
 _ANNOUNCED: Final = [ANNOUNCED]
@@ -207,7 +211,8 @@ class Connection(Client):
             return self.begin(self._wait(keys))
         if self._engine.wait(self, keys, self._turn.now):
             return STOP_WAITING
-        self._journal.waits(self, keys)
+        if self._journal is not None:
+            self._journal.waits(self, keys)
         self._context.check_budget()
         return b""
 
@@ -215,17 +220,20 @@ class Connection(Client):
         is_over = yield from self._engine.wait_in_slices(self, sliced(keys), self._turn.now)
         if is_over:
             return STOP_WAITING
-        self._journal.waits(self, keys)
+        if self._journal is not None:
+            self._journal.waits(self, keys)
         self._context.check_budget()
         return b""
 
     def barrier(self, key: bytes, world_size: int) -> bytes:
         released = self._engine.barrier(self, key, world_size, now=self._turn.now)
-        self._journal.waits(self, [key])
+        if self._journal is not None:
+            self._journal.waits(self, [key])
         if not released:
             self._context.check_budget()
             return b""
-        self._journal.gathered(key, world_size, released, self)
+        if self._journal is not None:
+            self._journal.gathered(key, world_size, released, self)
         return wake(released, self, self._journal)
 
     def cancel_wait(self) -> bytes:
@@ -233,7 +241,8 @@ class Connection(Client):
         woken = self._engine.withdraw(self)
         if woken:
             wake(woken, self, self._journal)
-        self._journal.gave_up(self)
+        if self._journal is not None:
+            self._journal.gave_up(self)
         if self._engine.is_untidy:
             self._core.outbox.others.append(DriverTask.REST)
         return WAIT_CANCELED
@@ -250,6 +259,29 @@ class Connection(Client):
         if self in self._core.clients:
             self._snapshot = self._core.frame(snapshot)
             self._woken.append(self)
+
+
+CLIENT_METHODS: Final[dict[Op, Callable[[Connection, list[bytes], bytes], bytes | None]]] = {
+    Op.SET: lambda client, blobs, _: client.set(blobs[0], blobs[1]),
+    Op.COMPARE_SET: lambda client, blobs, _: client.compare_set(*blobs),
+    Op.GET: lambda client, blobs, _: client.get(blobs[0]),
+    Op.ADD: lambda client, blobs, tail: client.add(blobs[0], unpack_i64(tail)[0]),
+    Op.CHECK: lambda client, blobs, _: client.check(blobs),
+    Op.WAIT: lambda client, blobs, _: client.wait(blobs),
+    Op.GETNUMKEYS: lambda client, _, __: client.num_keys(),
+    Op.DELETE_KEY: lambda client, blobs, _: client.delete_key(blobs[0]),
+    Op.APPEND: lambda client, blobs, _: client.append(blobs[0], blobs[1]),
+    Op.MULTI_GET: lambda client, blobs, _: client.multi_get(blobs),
+    Op.MULTI_SET: lambda client, blobs, _: client.multi_set(blobs),
+    Op.CANCEL_WAIT: lambda client, _, __: client.cancel_wait(),
+    Op.PING: lambda client, _, tail: client.ping(tail),
+    Op.QUEUE_PUSH: lambda client, blobs, _: client.queue_push(blobs[0], blobs[1]),
+    Op.QUEUE_POP: lambda client, blobs, _: client.queue_pop(blobs[0]),
+    Op.QUEUE_LEN: lambda client, blobs, _: client.queue_len(blobs[0]),
+    Op.LIST_KEYS: lambda client, _, __: client.list_keys(),
+    Op.BARRIER: lambda client, blobs, tail: client.barrier(blobs[0], unpack_i64(tail)[0]),
+}
+"""torch's operations, and the methods that carry them out."""
 
 
 def _in_blobs(values: Sequence[Value], lengths: list[int], head: bytes = b"") -> Slices:
@@ -297,7 +329,6 @@ class Core(ServerCore[Connection]):
         "has_names",
         "owners",
         "pushers",
-        "request_table",
         "writers",
     )
 
@@ -319,12 +350,7 @@ class Core(ServerCore[Connection]):
         """
         limits = limits or Limits()
         budget = beside.budget if beside is not None else Budget(limits)
-        make_journal = None
-        if wants_events:
-            from rallypoint.store.core.event_journal import EventJournal  # late: see `Journal`
-
-            make_journal = EventJournal
-        context = Context(limits, turn, about, budget, make_journal=make_journal)
+        context = Context(limits, turn, about, budget, wants_events=wants_events)
         self.engine: Engine[Member] = Engine(context.limits, budget)
         self.has_names = has_names
         self.writers: dict[bytes, int] = {}
@@ -335,12 +361,12 @@ class Core(ServerCore[Connection]):
         self._sending: dict[Connection, tuple[list[bytes], list[Value]]] = {}
         self._sending_bytes = 0  # how much has begun since `_count_replaced`
         self._replaced: dict[Connection, int] = {}
-        self._carrier = StoreCarrier(self.engine, context, self._act_for, self.pushers)
-        super().__init__(context, self._carrier)
-        self.clients.have_named = beside is not None
-        self.request_table: RequestTable[Connection] = RequestTable(
+        self._carrier = StoreCarrier(self.engine, context, CLIENT_METHODS, self._act_for, self.pushers)
+        table: RequestTable[Connection] = RequestTable(
             context.limits, {**CLIENT_METHODS, **SESSION_METHODS, **EXTENSION_METHODS}, is_prompt=True
         )
+        super().__init__(context, self._carrier, table)
+        self.clients.have_named = beside is not None
         self.owners = Owners(owner_key, context.outbox.others)
         self._contents = Contents(
             self.engine, self.writers, self.pushers, self.clients, self.sessions, self.turn
@@ -407,13 +433,13 @@ class Core(ServerCore[Connection]):
         """
         engine, notes = self.engine, map(self._carrier.notes_of, self.sessions)
         sessions = self.sessions.state(engine.get)
-        return [self.clients.state(), engine.values_state(), sessions, list(notes), engine.state(_name_of)]
+        return [self.clients.state(), engine.space.state(), sessions, list(notes), engine.state(_name_of)]
 
     def take_state(self, state: State) -> None:
         """Restore a `state`, with its clients. The core must be new."""
         clients, values, sessions, notes, waits = state
         self.clients.take_state(clients, self._make)
-        self.engine.take_values(values)
+        self.engine.space.take_state(values)
         self.sessions.take_state(sessions, self.engine.get, self.clients.with_id)
         for session, some in zip(self.sessions, notes, strict=True):
             self._carrier.take_notes(session, some)
@@ -462,12 +488,6 @@ class Core(ServerCore[Connection]):
     def stall(self) -> bytes | bytearray | None:
         return self._contents.stall
 
-    def counts(self) -> dict[Op, int]:
-        counts = self.request_table.counts(self.clients.operations)
-        for op, count in super().counts().items():
-            counts[op] = counts.get(op, 0) + count
-        return counts
-
     @property
     def waiting(self) -> int:
         return self.engine.waiting
@@ -477,10 +497,10 @@ class Core(ServerCore[Connection]):
         return self.engine.oldest_wait
 
     def waits_of(self, client: Connection) -> Sequence[Pending]:
-        return self.engine.waits_of(client, KEYS_NAMED)
+        return self.engine.waiters.pending_of(client, KEYS_NAMED)
 
     def waits_behind(self, session: Session) -> Sequence[Pending]:
-        waits_of, tickets = self.engine.waits_of, islice(session.notes.values(), _WAITS_TOLD)
+        waits_of, tickets = self.engine.waiters.pending_of, islice(session.notes.values(), _WAITS_TOLD)
         return [each for ticket in tickets for each in waits_of(ticket, KEYS_NAMED)]
 
     def frame(self, snapshot: bytes) -> bytes:

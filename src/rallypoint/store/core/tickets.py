@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import Context, Journal, Numbered
+from rallypoint.store.core.context import SLICE, Context, Rest, sliced
 from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import SLICE, Rest, sliced
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import State
 from rallypoint.store.wire.encoding import blob, pack_i64, pack_u64, unpack_u64
 from rallypoint.store.wire.opcodes import STOP_WAITING, Op
-from rallypoint.store.wire.requests import CLIENT_METHODS, RequestHandler
 from rallypoint.store.wire.sessions import Status, end_of_wait, parse_arrive, unpack_pair
 
+if TYPE_CHECKING:
+    from rallypoint.store.core.event_journal import EventJournal
 
-class Member(Numbered, Protocol):
+
+class Member(Protocol):
     """What waits in the engine: a client's connection, or the ticket of a relay."""
+
+    since: float
+    """When the client connected, or when the ticket began to wait; by the monotonic clock."""
+
+    @property
+    def id(self) -> int:
+        """The number of the connection of the client or the relay."""
 
     def wake(self) -> None:
         """Its wait is over: notify the client or the relay."""
 
 
-def wake(members: Sequence[Member], by: Member, journal: Journal) -> bytes:
+def wake(members: Sequence[Member], by: Member, journal: EventJournal | None) -> bytes:
     """Wake members because of a request of `by`.
 
     If `by` is itself among them, returns its STOP_WAITINGs, which go among its replies.
     """
-    journal.woken(members, by)
+    if journal is not None:
+        journal.woken(members, by)
     own = 0
     for member in members:
         if member is by:
@@ -39,9 +48,12 @@ def wake(members: Sequence[Member], by: Member, journal: Journal) -> bytes:
     return STOP_WAITING * own
 
 
-class Requester(RequestHandler, Member, Protocol):
+class Requester(Member, Protocol):
     """A connection that carries out a relay's requests, as their sender."""
 
+    @property
+    def is_unfinished(self) -> bool: ...
+    def go_on(self) -> bytes | None: ...
     def read_no_more(self) -> None: ...
 
     def swap(self, key: bytes, expected: bytes, desired: bytes, /) -> tuple[bytes, bytes | bytearray]: ...
@@ -72,15 +84,18 @@ class Ticket:
 class StoreCarrier:
     """Carries out the requests of all sessions of one server."""
 
-    __slots__ = ("_engine", "_journal", "_make_requester", "_pushers", "_requesters", "_turn")
+    __slots__ = ("_engine", "_journal", "_make_requester", "_methods", "_pushers", "_requesters", "_turn")
 
     def __init__(
         self,
         engine: Engine[Member],
         context: Context,
+        methods: Mapping[Op, Callable[[Any, list[bytes], bytes], bytes | None]],
         make_requester: Callable[[Session], Requester],
         pushers: dict[bytes, int],
     ) -> None:
+        """`methods`: those of a requester, by the operation."""
+        self._methods = methods
         self._pushers = pushers
         self._engine = engine
         self._turn = context.turn
@@ -93,7 +108,7 @@ class StoreCarrier:
         try:
             if own is not None:
                 return own(self, session, tag, blobs, tail)
-            reply = CLIENT_METHODS[op](self._requester(session), blobs, tail)
+            reply = self._methods[op](self._requester(session), blobs, tail)
             if reply is None:
                 return self._finish(session, tag)
             session.answer(tag, Status.DONE, reply)
@@ -120,26 +135,22 @@ class StoreCarrier:
         return requester
 
     def suspend(self, session: Session) -> Rest:
-        for ticket in session.notes_in_slices():
-            if ticket is None:
-                yield
-            else:
-                self._engine.suspend(ticket)
+        return self._for_all(session, self._engine.suspend)
 
     def resume(self, session: Session) -> Rest:
+        return self._for_all(session, self._engine.resume)
+
+    def _for_all(self, session: Session, change: Callable[[Ticket], Sequence[Member]]) -> Rest:
+        """Change what each ticket of a session waits for, and wake whom that wakes."""
         for ticket in session.notes_in_slices():
             if ticket is None:
                 yield
             else:
-                self._wake(self._engine.resume(ticket), session)
+                self._wake(change(ticket), session)
 
     def forget(self, session: Session) -> Rest:
-        for ticket in session.notes_in_slices():
-            if ticket is None:
-                yield
-            else:
-                del session.notes[ticket.tag]
-                self._wake(self._engine.withdraw(ticket), session)
+        yield from self._for_all(session, self._engine.withdraw)
+        session.notes.clear()
         requester = self._requesters.pop(session, None)
         if requester is not None:
             requester.read_no_more()  # it may be in the middle of a long reply
@@ -147,7 +158,7 @@ class StoreCarrier:
     def wake(self, ticket: Ticket) -> None:
         """The key that a ticket waited for is there, or some of its arrivals are released."""
         if ticket.count:
-            left = self._engine.count_at_barrier(ticket)
+            left = self._engine.barriers.count_at(ticket)
             ticket.session.answer(ticket.tag, Status.DONE, pack_i64(ticket.count - left))
             ticket.count = left
             if not left:
@@ -160,7 +171,7 @@ class StoreCarrier:
             wake(members, self._requester(session), self._journal)
 
     def _end_wait(self, ticket: Ticket) -> None:
-        if self._engine.is_called(ticket):
+        if self._engine.pops.includes(ticket):
             # The ticket stays until its relay has popped, or says that nobody will.
             ticket.session.answer(ticket.tag, Status.CALLED, end_of_wait(ticket.session.taken))
         else:
@@ -234,7 +245,8 @@ class StoreCarrier:
         released = self._engine.barrier(ticket, blobs[0], size, weight, now)
         session.notes[tag] = ticket
         if released:
-            self._journal.gathered(blobs[0], size, released, self._requester(session))
+            if self._journal is not None:
+                self._journal.gathered(blobs[0], size, released, self._requester(session))
             self._wake(released, session)
 
     def _leave(self, session: Session, tag: int, _: list[bytes], tail: bytes) -> None:

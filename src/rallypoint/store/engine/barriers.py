@@ -39,7 +39,7 @@ class _Barrier(dict[Member, int]):
 class Barriers(Generic[Member]):
     """All barriers at which somebody waits."""
 
-    __slots__ = ("_away", "_budget", "_by_name", "by_member")
+    __slots__ = ("_budget", "_by_name", "away", "by_member")
 
     def __init__(self, budget: Budget | None = None) -> None:
         """`budget`: where the members that are not away are counted."""
@@ -47,8 +47,8 @@ class Barriers(Generic[Member]):
         self._by_name: dict[_Name, _Barrier[Member]] = {}
         self.by_member: dict[Member, dict[_Name, float]] = {}
         """Where each member waits that is not away, and since when; only to be read from outside."""
-        # Of members that are away: their barriers, for how many they count there, and since when.
-        self._away: dict[Member, dict[_Name, tuple[int, float]]] = {}
+        self.away: dict[Member, dict[_Name, tuple[int, float]]] = {}
+        """The members that are away: where they wait, for how many they count there, and since when."""
 
     def arrive(
         self, member: Member, key: bytes, size: int, weight: int = 1, now: float = 0.0
@@ -56,9 +56,12 @@ class Barriers(Generic[Member]):
         """Count `member` in, `weight` times; return the members that are released, itself included.
 
         Of a member that stands for several, some may be released: `count_at` tells how many are left. A
-        barrier of one, or of fewer, is complete at once.
+        barrier of one, or of fewer, is complete at once. A member that is away counts from `resume` on.
         """
         name = (key, size)
+        if member in self.away:
+            self.away[member][name] = weight, now
+            return []
         present = self._by_name.get(name)
         if present is None:
             present = self._by_name[name] = _Barrier()
@@ -72,7 +75,7 @@ class Barriers(Generic[Member]):
 
     def withdraw(self, member: Member) -> None:
         """Count `member` out of every barrier at which it waits, for all for whom it stands."""
-        self._away.pop(member, None)
+        self.away.pop(member, None)
         for name in list(self.by_member.get(member, ())):
             present = self._by_name[name]
             self._reduce(name, present, member, present[member])
@@ -80,16 +83,13 @@ class Barriers(Generic[Member]):
     def leave(self, member: Member, count: int) -> int:
         """Count `member` out `count` times; return how many times it was counted."""
         left = 0
-        places = self._away.get(member)
-        if places is not None:
-            for name, (weight, since) in list(places.items()):
-                step = min(weight, count - left)
-                left += step
-                places[name] = weight - step, since
-                if step == weight:
-                    del places[name]
-            if not places:
-                del self._away[member]
+        places = self.away.get(member, {})
+        for name, (weight, since) in list(places.items()):
+            step = min(weight, count - left)
+            left += step
+            places[name] = weight - step, since
+            if step == weight:
+                del places[name]
         for name in list(self.by_member.get(member, ())):
             present = self._by_name[name]
             step = min(present[member], count - left)
@@ -99,37 +99,37 @@ class Barriers(Generic[Member]):
 
     def suspend(self, member: Member) -> None:
         """`member` is away: it is not counted until `resume`."""
-        if member in self._away:
-            return
-        waits = self.by_member.get(member, {})
-        places = {name: (self._by_name[name][member], since) for name, since in waits.items()}
-        self.withdraw(member)
-        if places:
-            self._away[member] = places
+        if member not in self.away:
+            waits = self.by_member.get(member, {})
+            places = {name: (self._by_name[name][member], since) for name, since in waits.items()}
+            self.withdraw(member)
+            self.away[member] = places
 
     def resume(self, member: Member) -> list[Member]:
         """`member` is back: count it where it was; return the members that are released, itself included."""
         released: list[Member] = []
-        for (key, size), (weight, since) in self._away.pop(member, {}).items():
+        for (key, size), (weight, since) in self.away.pop(member, {}).items():
             released += self.arrive(member, key, size, weight, since)
         return released
 
-    def arrived(self, key: bytes) -> dict[int, list[Member]]:
-        """Who waits at the barriers of `key`: for each size that was named, the members in their order."""
-        return {size: list(members) for (name, size), members in self._by_name.items() if name == key}
+    def arrived(self, key: bytes, size: int) -> list[Member]:
+        """Who waits at a barrier, in the order of arrival."""
+        return list(self._by_name.get((key, size), ()))
 
     def all(self) -> list[tuple[bytes, int, int, list[Member]]]:
         """Every barrier: its key, its size, how many have arrived, and the members."""
         return [(key, size, each.total, list(each)) for (key, size), each in self._by_name.items()]
 
-    def arrive_away(self, member: Member, key: bytes, size: int, weight: int, now: float = 0.0) -> None:
-        """As `arrive`, for a member that is away: it counts from `resume` on."""
-        self._away[member] = {(key, size): (weight, now)}
-
     def count_at(self, member: Member) -> int:
         """For how many `member` waits at barriers, be it away or not."""
         present = sum(self._by_name[name][member] for name in self.by_member.get(member, ()))
-        return present + sum(weight for weight, _ in self._away.get(member, {}).values())
+        return present + sum(weight for weight, _ in self.away.get(member, {}).values())
+
+    @property
+    def oldest(self) -> float | None:
+        """When the longest wait at a barrier began; None if nobody waits there."""
+        longest = next(iter(self.by_member.values()), None)
+        return None if longest is None else min(longest.values())
 
     def count_of(self, member: Member) -> int:
         """At how many barriers `member` waits."""
@@ -179,7 +179,8 @@ class Barriers(Generic[Member]):
         ]
         away = [
             (name_of(member), [(*name, *place) for name, place in places.items()])
-            for member, places in self._away.items()
+            for member, places in self.away.items()
+            if places
         ]
         return [present, since, away]
 
@@ -196,9 +197,7 @@ class Barriers(Generic[Member]):
             self.by_member[member] = {(key, size): begin for key, size, begin in places}
             self._budget.held += self.held_by(member)
         for name, places in away:
-            self._away[member_of(name)] = {
-                (key, size): (weight, begin) for key, size, weight, begin in places
-            }
+            self.away[member_of(name)] = {(key, size): (weight, begin) for key, size, weight, begin in places}
 
     def check_invariants(self) -> None:
         for (key, size), members in self._by_name.items():
@@ -207,8 +206,8 @@ class Barriers(Generic[Member]):
             assert all(weight > 0 for weight in members.values())
             for member in members:
                 assert (key, size) in self.by_member[member]
-                assert member not in self._away
+                assert member not in self.away
         places = sum(len(names) for names in self.by_member.values())
         assert places == sum(len(members) for members in self._by_name.values())
         assert all(names for names in self.by_member.values())
-        assert all(away and all(weight > 0 for weight, _ in away.values()) for away in self._away.values())
+        assert all(weight > 0 for away in self.away.values() for weight, _ in away.values())

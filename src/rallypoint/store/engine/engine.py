@@ -2,13 +2,12 @@
 
 Operations that can end the waiting of members return those members, in the order in which they began to
 wait: the caller sends each one its STOP_WAITING. An operation either is carried out whole or raises
-ProtocolError and changes nothing.
+ProtocolError and changes nothing. Who wants to know more asks the parts, and changes nothing there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
@@ -28,26 +27,25 @@ _DIGITS: Final = 18
 class Engine(Generic[Member]):
     """One store. Not safe for threads; the caller serialises."""
 
-    __slots__ = ("_awaited", "_away", "_barriers", "_limits", "_pops", "_space", "_waiters", "get")
+    __slots__ = ("_awaited", "_limits", "barriers", "get", "pops", "space", "waiters")
 
     get: Callable[[bytes], Value | None]
     """The value of a key, or None. A bytearray is the engine's own: copy it before the next operation."""
 
     def __init__(self, limits: Limits | None = None, budget: Budget | None = None) -> None:
         self._limits = limits or Limits()
-        self._space = Keyspace(self._limits.stored_bytes, self._limits.stored_entries)
-        self._waiters: Waiters[Member] = Waiters(budget)
-        self._awaited = self._waiters.awaited  # a key is looked up there with each write
-        self._barriers: Barriers[Member] = Barriers(budget)
-        self._pops: PendingPops[Member] = PendingPops()
-        self._away: set[Member] = set()
-        self.get = self._space.values.get
+        self.space = Keyspace(self._limits.stored_bytes, self._limits.stored_entries)
+        self.waiters: Waiters[Member] = Waiters(budget)
+        self.barriers: Barriers[Member] = Barriers(budget)
+        self.pops: PendingPops[Member] = PendingPops()
+        self._awaited = self.waiters.awaited  # a key is looked up there with each write
+        self.get = self.space.values.get
 
     # Values
 
     def set(self, key: bytes, value: bytes) -> Sequence[Member]:
-        self._space.put(key, value)
-        return self._waiters.arrive(key) if key in self._awaited else ()
+        self.space.put(key, value)
+        return self.waiters.arrive(key) if key in self._awaited else ()
 
     def multi_set(self, keys_and_values: Sequence[bytes]) -> Sequence[Member]:
         """Set keys to values, which alternate in the argument, all at one moment."""
@@ -55,25 +53,25 @@ class Engine(Generic[Member]):
 
     def set_all(self, new: Mapping[bytes, bytes]) -> Sequence[Member]:
         """Set keys to values, all at one moment."""
-        self._space.put_all(new)
-        arrive, awaited = self._waiters.arrive, self._awaited
+        self.space.put_all(new)
+        arrive, awaited = self.waiters.arrive, self._awaited
         return [member for key in new if key in awaited for member in arrive(key)] if awaited else ()
 
     def has_all(self, keys: Sequence[bytes]) -> bool:
         """Whether none of `keys` is missing."""
-        if len(keys) == 1 and keys[0] in self._space.values:
+        if len(keys) == 1 and keys[0] in self.space.values:
             return True
         wanted = set(keys)
-        return wanted <= self._space.values.keys() or not self.missing(wanted)
+        return wanted <= self.space.values.keys() or not self.missing(wanted)
 
     def append(self, key: bytes, value: bytes) -> Sequence[Member]:
-        self._space.append(key, value)
-        return self._waiters.arrive(key) if key in self._awaited else ()
+        self.space.append(key, value)
+        return self.waiters.arrive(key) if key in self._awaited else ()
 
     def add(self, key: bytes, amount: int) -> tuple[int, Sequence[Member]]:
         """Add to a number, and return the sum with the members that woke."""
-        total = self._space.add(key, amount)
-        return total, self._waiters.arrive(key) if key in self._awaited else ()
+        total = self.space.add(key, amount)
+        return total, self.waiters.arrive(key) if key in self._awaited else ()
 
     def add_times(self, key: bytes, amount: int, times: int) -> int | None:
         """Add so many times, and return the last sum; None if one might fail, or would wake somebody.
@@ -81,13 +79,13 @@ class Engine(Generic[Member]):
         It only counts up, from a number that is far from the limit: the last sum is then the longest one, and
         if it can be stored, so can those before it.
         """
-        old = self._space.values.get(key)
+        old = self.space.values.get(key)
         if amount < 0 or key in self._awaited:
             return None
         if old is not None and (len(old) > _DIGITS or not old.isdigit()):
             return None
         try:
-            return self._space.add(key, amount * times)
+            return self.space.add(key, amount * times)
         except (LimitError, ProtocolError):
             return None
 
@@ -96,7 +94,7 @@ class Engine(Generic[Member]):
 
         A missing key takes `desired` if `expected` is empty; else it stays away and `expected` comes back.
         """
-        current = self._space.values.get(key)
+        current = self.space.values.get(key)
         if current is None and expected:
             return expected, ()
         if current is not None and current != expected:
@@ -104,79 +102,74 @@ class Engine(Generic[Member]):
         return desired, self.set(key, desired)
 
     def delete(self, key: bytes) -> bool:
-        return self._space.delete(key)
+        return self.space.delete(key)
 
     def keys(self) -> Iterable[bytes]:
         """The keys that have a value; not the queues."""
-        return self._space.values.keys()
+        return self.space.values.keys()
 
     def num_keys(self) -> int:
-        return len(self._space.values)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all keys and values, queues included."""
-        return self._space.stored_bytes
+        return len(self.space.values)
 
     # Queues
 
     def push(self, key: bytes, value: bytes) -> Sequence[Member]:
         """Append to a queue; wakes one member, as there is one more value to pop."""
-        self._space.push(key, value)
+        self.space.push(key, value)
         return self._call_one(key)
 
     def pop(self, member: Member, key: bytes) -> tuple[int, bytes | None]:
         """Take the first value of a queue; return the length before, and the value if there was one."""
-        self._pops.answer(member, key)
-        length = self._space.queue_length(key)
-        return length, self._space.pop(key)
+        self.pops.answer(member, key)
+        length = self.space.queue_length(key)
+        return length, self.space.pop(key)
 
     def queue_length(self, key: bytes) -> int:
-        return self._space.queue_length(key)
+        return self.space.queue_length(key)
 
     # Waiting
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of `keys` that are not there, each once; a queue that holds something is there."""
-        values, queues = self._space.values, self._space.queues
+        values, queues = self.space.values, self.space.queues
         return [key for key in dict.fromkeys(keys) if key not in values and key not in queues]
 
     def wait(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
         """Let `member` wait until all keys are there; True if they are, and it need not."""
         if len(keys) == 1:
-            missing = [] if keys[0] in self._space.values or keys[0] in self._space.queues else [keys[0]]
+            missing = [] if keys[0] in self.space.values or keys[0] in self.space.queues else [keys[0]]
         else:
             missing = self.missing(keys)
         if not missing:
             return True
         self._check_waits(member, len(missing))
-        self._waiters.add(member, missing, now)
+        self.waiters.add(member, missing, now)
         return False
 
     def wait_in_slices(
         self, member: Member, slices: Iterable[Sequence[bytes]], now: float
     ) -> Generator[None, None, bool]:
         """As `wait`, for very many keys, a slice at a time. If it raises ProtocolError, withdraw `member`."""
-        wait = self._waiters.begin(member, now)
+        wait = self.waiters.begin(member, now)
         for keys in slices:
             missing = self.missing(keys)
             self._check_waits(member, len(missing))
-            self._waiters.extend(wait, missing)
+            self.waiters.extend(wait, missing)
             yield
-        return self._waiters.settle(wait)
+        return self.waiters.settle(wait)
 
     def waits_held_by(self, member: Member) -> int:
         """Bytes that the waits of `member` take, those at barriers included."""
-        return self._waiters.held_by(member) + self._barriers.held_by(member)
+        return self.waiters.held_by(member) + self.barriers.held_by(member)
 
     @property
     def is_untidy(self) -> bool:
         """Whether `sweep` has something to do."""
-        return self._waiters.is_untidy
+        return self.waiters.is_untidy
 
     def sweep(self) -> bool:
         """Free a slice of the waits of members that waited for many keys; return whether there is more."""
-        return self._waiters.sweep()
+        return self.waiters.sweep()
 
     def wait_in_turn(self, member: Member, keys: Sequence[bytes], now: float = 0.0) -> bool:
         """As `wait`, but a queue's item does not count while a member that was woken for it may still pop it.
@@ -184,15 +177,15 @@ class Engine(Generic[Member]):
         For a member that was passed over once. True if it need not wait; it is then called to those of the
         keys that are queues.
         """
-        values = self._space.values
+        values = self.space.values
         missing = [key for key in dict.fromkeys(keys) if key not in values and not self._has_uncalled(key)]
         if missing:
             self._check_waits(member, len(missing))
-            self._waiters.add(member, missing, now)
+            self.waiters.add(member, missing, now)
             return False
         for key in dict.fromkeys(keys):
             if key not in values:
-                self._pops.add(member, key)
+                self.pops.add(member, key)
         return True
 
     def barrier(
@@ -200,152 +193,103 @@ class Engine(Generic[Member]):
     ) -> Sequence[Member]:
         """Let `member` wait at a barrier and count `weight` times; return the members that are released.
 
-        A member may wait for several: `count_at_barrier` says how many are left. If it is away, it counts
+        A member may wait for several: `Barriers.count_at` says how many are left. If it is away, it counts
         from `resume` on.
         """
         self._check_waits(member, 1)
-        if member in self._away:
-            self._barriers.arrive_away(member, key, size, weight, now)
-            return ()
-        return self._barriers.arrive(member, key, size, weight, now)
+        return self.barriers.arrive(member, key, size, weight, now)
 
     def leave_barrier(self, member: Member, count: int) -> int:
         """Take back `count` of the arrivals of `member` at a barrier; return how many there were to take."""
-        return self._barriers.leave(member, count)
+        return self.barriers.leave(member, count)
 
-    def count_at_barrier(self, member: Member) -> int:
-        """How many arrivals of `member` wait at a barrier, whether it is away or not."""
-        return self._barriers.count_at(member)
-
-    def suspend(self, member: Member) -> None:
+    def suspend(self, member: Member) -> Sequence[Member]:
         """Mark `member` as away: it does not count at barriers, and is not called to queues.
 
-        Its waits go on, and so do the calls that it has had.
+        Its waits go on, and so do the calls that it has had. Nobody wakes.
         """
-        self._away.add(member)
-        self._barriers.suspend(member)
+        self.barriers.suspend(member)
+        return ()
 
     def resume(self, member: Member) -> Sequence[Member]:
         """`member` is back: it counts at its barriers, and is called to queues that hold something.
 
         Returns the members that wake.
         """
-        self._away.discard(member)
-        woken = self._barriers.resume(member)
-        for key in self._waiters.awaited_by(member):
+        woken = self.barriers.resume(member)
+        for key in self.waiters.awaited_by(member):
             if self._has_uncalled(key):
                 woken += self._call_one(key)
         return woken
 
-    def is_called(self, member: Member) -> bool:
-        """Whether a push has woken `member`, and it has not popped."""
-        return self._pops.includes(member)
-
     def withdraw(self, member: Member) -> Sequence[Member]:
         """End all that `member` waits for, because it cancels or leaves."""
-        self._away.discard(member)
-        self._waiters.cancel(member)
-        self._barriers.withdraw(member)
+        self.waiters.cancel(member)
+        self.barriers.withdraw(member)
         return self._pass_on_pops(member)
-
-    def awaited_by(self, member: Member) -> list[bytes]:
-        """The keys that `member` waits for and that are not there."""
-        return self._waiters.awaited_by(member)
-
-    def waits_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
-        """Of each wait of `member`: the first `most` keys that are not there, how many, and since when."""
-        return self._waiters.pending_of(member, most)
-
-    def barriers_of(self, member: Member) -> dict[tuple[bytes, int], float]:
-        """The keys and sizes of the barriers at which `member` waits, and since when."""
-        return self._barriers.by_member.get(member, {})
-
-    def barriers(self) -> list[tuple[bytes, int, int, list[Member]]]:
-        """Every barrier: its key, its size, how many have arrived, and the members."""
-        return self._barriers.all()
 
     @property
     def waiting(self) -> int:
         """How many members wait: for keys, or at barriers. A member that does both counts twice."""
-        return len(self._waiters.by_member) + len(self._barriers.by_member)
+        return len(self.waiters.by_member) + len(self.barriers.by_member)
 
     @property
     def oldest_wait(self) -> float | None:
-        """Since when some member has waited, for keys or at a barrier."""
-        began = self._waiters.first_since
-        began += [time for times in islice(self._barriers.by_member.values(), 1) for time in times.values()]
-        return min(began, default=None)
-
-    def queues(self) -> list[tuple[bytes, int]]:
-        """The queues that hold something, and how many values."""
-        return [(key, len(queue)) for key, queue in self._space.queues.items()]
-
-    def queued(self, key: bytes) -> Iterable[bytes]:
-        """The values of a queue."""
-        return self._space.queues.get(key, ())
-
-    def arrived(self, key: bytes) -> dict[int, list[Member]]:
-        """Who waits at the barriers of `key`: the members for each size that was named."""
-        return self._barriers.arrived(key)
+        """When the longest wait began, for keys or at a barrier; None if nobody waits."""
+        began = (self.waiters.oldest, self.barriers.oldest)
+        return min((each for each in began if each is not None), default=None)
 
     def _pass_on_pops(self, member: Member) -> Sequence[Member]:
         """`member` will not pop: call others to the items that it was called to, if they are still there."""
         woken: list[Member] = []
-        for key in self._pops.forget(member):
+        for key in self.pops.forget(member):
             if self._has_uncalled(key):
                 woken += self._call_one(key)
         return woken
 
     def _has_uncalled(self, key: bytes) -> bool:
-        return self._space.queue_length(key) > self._pops.count(key)
+        return self.space.queue_length(key) > self.pops.count(key)
 
     def _call_one(self, key: bytes) -> Sequence[Member]:
         if key not in self._awaited:
             return ()
-        woken = self._waiters.arrive_for_one(key, self._away)
+        woken = self.waiters.arrive_for_one(key, self.barriers.away)
         for member in woken:
-            self._pops.add(member, key)
+            self.pops.add(member, key)
         return woken
 
     def _check_waits(self, member: Member, more: int) -> None:
-        if more == 1 and member not in self._waiters.by_member and member not in self._barriers.by_member:
+        if more == 1 and member not in self.waiters.by_member and member not in self.barriers.by_member:
             return  # as nearly always: no limit is less than one
-        barriers = self._barriers.count_of(member)
+        barriers = self.barriers.count_of(member)
         if barriers >= _BARRIERS_AT_ONCE:
             raise LimitError(f"waits at {barriers:,} barriers at a time, which is the limit")
         limit = self._limits.keys_per_request
-        count = self._waiters.count_of(member) + barriers + more
+        count = self.waiters.count_of(member) + barriers + more
         if count > limit:
             raise LimitError(f"waits for {count:,} keys at a time; the limit keys_per_request is {limit:,}")
-
-    def values_state(self) -> State:
-        """What is stored, as plain data; `take_values` restores it in an empty engine."""
-        return self._space.state()
-
-    def take_values(self, state: State) -> None:
-        self._space.take_state(state)
 
     def state(self, name_of: Callable[[Member], State]) -> State:
         """Who waits for what, as plain data, with `name_of` for each member; `take_state` restores it.
 
-        Call it only when `is_untidy` is False.
+        What is stored is not in it: `Keyspace.state` has that. Call it only when `is_untidy` is False.
         """
-        away = sorted(name_of(member) for member in self._away)
-        parts = (self._waiters, self._barriers, self._pops)
+        away = sorted(name_of(member) for member in self.barriers.away)
+        parts = (self.waiters, self.barriers, self.pops)
         return [away, *[part.state(name_of) for part in parts]]
 
     def take_state(self, state: State, member_of: Callable[[State], Member]) -> None:
         away, waits, barriers, calls = state
-        self._away.update(map(member_of, away))
-        self._waiters.take_state(waits, member_of)
-        self._barriers.take_state(barriers, member_of)
-        self._pops.take_state(calls, member_of)
+        self.barriers.away.update((member_of(name), {}) for name in away)
+        self.waiters.take_state(waits, member_of)
+        self.barriers.take_state(barriers, member_of)
+        self.pops.take_state(calls, member_of)
 
     def check_invariants(self) -> None:
         """Assert that all parts agree; for tests, as it looks at everything."""
-        self._space.check_invariants()
-        self._waiters.check_invariants()
-        self._barriers.check_invariants()
-        self._pops.check_invariants()
-        for key in self._space.values:
+        self.space.check_invariants()
+        self.waiters.check_invariants()
+        self.barriers.check_invariants()
+        self.pops.check_invariants()
+        for key in self.space.values:
             assert key not in self._awaited, f"{key!r} is there, but is waited for"

@@ -201,8 +201,7 @@ class Waiters(Generic[Member]):
 
     def awaited_by(self, member: Member) -> list[bytes]:
         """The keys that `member` waits for and that have not arrived."""
-        waits = self._waits_of(member)
-        return [key for wait in waits for key in wait.keys if wait in self.awaited.get(key, ())]
+        return [key for wait in self._waits_of(member) for key in self._missing(wait)]
 
     def pending_of(self, member: Member, most: int) -> list[tuple[list[bytes], int, float]]:
         """Of each wait of `member`: the first `most` keys that have not arrived, how many, and since when."""
@@ -210,11 +209,10 @@ class Waiters(Generic[Member]):
         return [(list(islice(self._missing(wait), most)), wait.left, wait.since) for wait in waits]
 
     @property
-    def first_since(self) -> list[float]:
-        """Since when the member that has waited longest waits; empty if none does."""
-        return [
-            wait.since for member in islice(self.by_member, 1) for wait in islice(self._waits_of(member), 1)
-        ]
+    def oldest(self) -> float | None:
+        """When the longest wait began; None if nobody waits."""
+        longest = next(iter(self.by_member), None)
+        return None if longest is None else next(iter(self._waits_of(longest))).since
 
     def _missing(self, wait: Wait[Member]) -> Iterator[bytes]:
         for key in wait.keys:

@@ -14,13 +14,11 @@ from typing import Any
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import Close, DriverTask
+from rallypoint.store.core.context import Close, Context, DriverTask
 from rallypoint.store.core.server_core import ServerCore
-from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Rest
-from rallypoint.store.relay.finding import Place, StoreAddress, find_upstream
+from rallypoint.store.core.sessions import NoCarrier
 from rallypoint.store.relay.outgoing import Outgoing
+from rallypoint.store.relay.reaching import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.server.loops.backend import load_loop
 from rallypoint.store.server.loops.loop import Loop
@@ -28,7 +26,7 @@ from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.server.process.child import run
 from rallypoint.store.server.process.line import Order
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.parser import RequestTable
 
 logger = logging.getLogger("rallypoint.relay")
 
@@ -75,17 +73,6 @@ class Passenger(Client):
         self._core.deliver()
 
 
-class _Nobody:
-    """There are no sessions here."""
-
-    def carry(self, session: Session, tag: int, op: Op, blobs: list[bytes], tail: bytes) -> None: ...
-
-    def suspend(self, _: Session) -> Rest:
-        yield from ()
-
-    resume = forget = suspend
-
-
 class PassingCore(ServerCore[Passenger]):
     """All clients of such a relay."""
 
@@ -95,7 +82,8 @@ class PassingCore(ServerCore[Passenger]):
 
     def __init__(self, loop: Loop, place: Place, limits: Limits, deliver: Callable[[], None]) -> None:
         """`deliver` empties the outbox: data comes from upstream without a call of the driver's."""
-        super().__init__(Context(limits, loop.turn, about_this_process(loop)), _Nobody())
+        context = Context(limits, loop.turn, about_this_process(loop))
+        super().__init__(context, NoCarrier(), RequestTable(limits, {}))
         self.loop = loop
         self.place = place
         self.deliver = deliver

@@ -13,12 +13,11 @@ from typing import Final
 
 from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.store.machine.addresses import reason_of
-from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.relay import RelayCore
+from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.core.upstream import BEAT_SECONDS, BYE
-from rallypoint.store.relay.finding import StoreAddress
 from rallypoint.store.relay.outgoing import Stream
-from rallypoint.store.relay.racing import Race
+from rallypoint.store.relay.reaching import Race, StoreAddress
 from rallypoint.store.rollcall.snapshot import Upstream
 from rallypoint.store.server.loops.loop import Callback, Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
@@ -37,7 +36,7 @@ def new_token() -> bytes:
     return secrets.token_bytes(TOKEN_BYTES)
 
 
-class Relay(Pump[Rank]):
+class Relay(Pump[RelayClient]):
     """Serves ranks and relays on listening sockets, which it owns from now on, by asking its upstream."""
 
     def __init__(

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rallypoint.errors import ProtocolError
+from rallypoint.store.core.context import Close, Pause
 from rallypoint.store.core.looks import SnapshotCallback
-from rallypoint.store.core.outbox import Close, Pause
-from rallypoint.store.relay.core.ranks import Rank
 from rallypoint.store.relay.core.relay import RelayCore
-from rallypoint.store.relay.finding import Place, StoreAddress
+from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.outgoing import Control, Message, Stream
+from rallypoint.store.relay.reaching import Place, StoreAddress
 from rallypoint.store.relay.relay import Relay, new_token
 from rallypoint.store.rollcall.identity import WORKER, Identity, Role, hello_key
 from rallypoint.store.rollcall.question import Question
@@ -49,7 +49,7 @@ def _build(order: Order, loop: Loop, listeners: list[socket.socket]) -> Pump[Any
     return Worker(loop, order["number"], order["head"], control, listeners, Limits(**order["limits"]))
 
 
-class _Client(Rank):
+class _Client(RelayClient):
     """A client of a worker; the relay behind it, if it is one, has its session with the head."""
 
     __slots__ = ("_core", "_stream")
@@ -126,10 +126,10 @@ class WorkerCore(RelayCore):
 
     worker: Worker
 
-    def _make(self, peer: str) -> Rank:
+    def _make(self, peer: str) -> RelayClient:
         return _Client(self, peer)
 
-    def close(self, client: Rank) -> None:
+    def close(self, client: RelayClient) -> None:
         super().close(client)
         assert isinstance(client, _Client)
         client.close_stream()

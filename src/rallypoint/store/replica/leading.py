@@ -93,7 +93,14 @@ class LeaderPump(Pump[Caller]):
         self._address = address
         core.describe_replication = self._describe
         self._mailbox = Mailbox(loop, self._fail)
-        self._workers = EngineThreads(log, term, self._mailbox, self._end_term)
+        self._workers = EngineThreads(
+            log,
+            term,
+            self._mailbox,
+            on_confirmed=core.confirm,
+            on_followers=self._set_followers,
+            on_end=self._end_term,
+        )
         self._on_tick: Callback = lambda: None
         self._leads = False
         self._has_ended = False
@@ -112,7 +119,7 @@ class LeaderPump(Pump[Caller]):
         if self.stopped.is_set():  # before there was a loop to tell
             self.loop.stop()
         self._leader.begin(self._term)
-        self._workers.start(self._leader.confirm, self._set_followers)
+        self._workers.start()
         self.deliver()
 
     def _stop(self) -> None:
@@ -257,12 +264,22 @@ class EngineThreads:
     """The threads of one term. They end with `close`, or when the term is over."""
 
     def __init__(
-        self, log: Log, term: int, mailbox: Mailbox, on_end: Callable[[RallypointError], None]
+        self,
+        log: Log,
+        term: int,
+        mailbox: Mailbox,
+        *,
+        on_confirmed: Callable[[float], None],
+        on_followers: Callable[[Sequence[Follower]], None],
+        on_end: Callable[[RallypointError], None],
     ) -> None:
-        """`on_end` is called by the loop, with the error that ends the term."""
+        """The loop calls `on_confirmed` with the moment at which a term was asked for that was confirmed,
+        `on_followers` with who stands by, and `on_end` with the error that ends the term."""
         self._log = log
         self._term = term
         self._mailbox = mailbox
+        self._on_confirmed = on_confirmed
+        self._on_followers = on_followers
         self._on_end = on_end
         self._closed = threading.Event()
         self._appends: _Queue = queue.SimpleQueue()
@@ -279,13 +296,7 @@ class EngineThreads:
             )
         ]
 
-    def start(
-        self, on_confirmed: Callable[[float], None], on_followers: Callable[[Sequence[Follower]], None]
-    ) -> None:
-        """`on_confirmed`: the term was confirmed when it was asked for at this moment. `on_followers`: who
-        stands by. The loop calls both."""
-        self._on_confirmed = on_confirmed
-        self._on_followers = on_followers
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
 

@@ -73,11 +73,9 @@ class Node:
         return len(named) + sum(not each.who.pid for each in self.unknown)
 
     def with_all_below(self) -> Iterator[Node]:
-        waiting = [self]
-        while waiting:
-            node = waiting.pop()
-            yield node
-            waiting += node.below.values()
+        yield self
+        for each in reversed(self.below.values()):
+            yield from each.with_all_below()
 
 
 @dataclass
@@ -121,13 +119,10 @@ def reporting_clients(snapshot: Snapshot) -> Iterator[Client]:
     Their `told_seconds` count up to the time of the snapshot. A client that has reconnected appears twice
     until its old connection is found broken.
     """
-    waiting = [(snapshot, 0.0)]
-    while waiting:
-        part, seconds = waiting.pop()
-        yield from (aged(client, seconds) for client in part.clients if client.told)
-        waiting += [
-            (relay.part, seconds + relay.part_seconds) for relay in part.relays if relay.part is not None
-        ]
+    yield from (client for client in snapshot.clients if client.told)
+    for relay in reversed(snapshot.relays):
+        if relay.part is not None:
+            yield from (aged(client, relay.part_seconds) for client in reporting_clients(relay.part))
 
 
 def aged(client: Client, seconds: float) -> Client:
@@ -137,7 +132,7 @@ def aged(client: Client, seconds: float) -> Client:
 
 def gather(snapshot: Snapshot) -> Crowd:
     """All clients of a snapshot."""
-    crowd = Crowd(list(_tree(snapshot).with_all_below()))
+    crowd = Crowd(list(_node(snapshot).with_all_below()))
     for node in crowd.nodes:
         _add_clients(crowd, node)
     for node in reversed(crowd.nodes):  # from below: the nearest to a client knows most of it
@@ -147,16 +142,9 @@ def gather(snapshot: Snapshot) -> Crowd:
     return crowd
 
 
-def _tree(snapshot: Snapshot) -> Node:
-    top = Node(snapshot)
-    waiting = [top]
-    while waiting:
-        node = waiting.pop()
-        for relay in node.told.relays:
-            if relay.part is not None:
-                node.below[relay.id] = Node(relay.part, relay)
-        waiting += node.below.values()
-    return top
+def _node(told: Snapshot, relay: Relay | None = None) -> Node:
+    below = {each.id: _node(each.part, each) for each in told.relays if each.part is not None}
+    return Node(told, relay, below)
 
 
 def _add_clients(crowd: Crowd, node: Node) -> None:

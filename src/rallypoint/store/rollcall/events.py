@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from rallypoint.codec import Within, from_json, to_json
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role
@@ -41,11 +41,16 @@ Number = Annotated[int, Within(0, (1 << 63) - 1)]
 
 
 @dataclass(frozen=True)
-class Started:
+class Event:
+    """What has happened, and when."""
+
+    time: Seconds
+
+
+@dataclass(frozen=True)
+class Started(Event):
     """A server or relay has started. All lines before it belong to an earlier run."""
 
-    KIND: ClassVar[str] = "start"
-    time: Seconds
     host: str
     pid: Number
     version: str
@@ -55,37 +60,30 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Connected:
-    KIND: ClassVar[str] = "connected"
-    time: Seconds
+class Connected(Event):
     client: Number
     peer: str
 
 
 @dataclass(frozen=True)
-class Joined:
+class Joined(Event):
     """The identity of a client is known. May come long after it connected, and more than once."""
 
-    KIND: ClassVar[str] = "joined"
-    time: Seconds
     client: Number
     who: Identity
 
 
 @dataclass(frozen=True)
-class Left:
-    KIND: ClassVar[str] = "left"
-    time: Seconds
+class Left(Event):
     client: Number
     why: str = ""
     """The reason in the log; empty if it closed its connection itself."""
 
 
 @dataclass(frozen=True)
-class _OfWait:
+class _OfWait(Event):
     """The facts of a wait, for keys or at a barrier."""
 
-    time: Seconds
     client: Number
     keys: tuple[str, ...]
     """The first few of them: `KEYS_NAMED`."""
@@ -100,14 +98,11 @@ class _OfWait:
 class Waiting(_OfWait):
     """A client has been waiting for `STILL_WAITING` seconds, and still does."""
 
-    KIND: ClassVar[str] = "waiting"
-
 
 @dataclass(frozen=True)
 class Waited(_OfWait):
     """A wait of at least `MIN_WAIT` seconds has ended."""
 
-    KIND: ClassVar[str] = "waited"
     by: Number = 0
     """The client whose write, or whose arrival at the barrier, has ended it; 0: unknown."""
     gave_up: bool = False
@@ -115,9 +110,7 @@ class Waited(_OfWait):
 
 
 @dataclass(frozen=True)
-class BarrierComplete:
-    KIND: ClassVar[str] = "barrier"
-    time: Seconds
+class BarrierComplete(Event):
     key: str
     size: Number
     seconds: Seconds
@@ -127,78 +120,65 @@ class BarrierComplete:
 
 
 @dataclass(frozen=True)
-class RoundPlanned:
+class RoundPlanned(Event):
     """A launcher has written which machine has which ranks."""
 
-    KIND: ClassVar[str] = "round"
-    time: Seconds
     plan: Plan
 
 
 @dataclass(frozen=True)
-class Stalled:
+class Stalled(Event):
     """Clients have waited for `seconds` without any progress."""
 
-    KIND: ClassVar[str] = "stall"
-    time: Seconds
     seconds: Seconds
     text: str
     """The stall report, as the log has it."""
 
 
 @dataclass(frozen=True)
-class Hung:
+class Hung(Event):
     """A launcher has written a report of a stalled job."""
 
-    KIND: ClassVar[str] = "hang"
-    time: Seconds
     text: str = ""
     """Empty: the job goes on."""
 
 
 @dataclass(frozen=True)
-class Erred:
+class Erred(Event):
     """A connection was closed or refused."""
 
-    KIND: ClassVar[str] = "error"
-    time: Seconds
     peer: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Stopped:
-    KIND: ClassVar[str] = "stop"
-    time: Seconds
+class Stopped(Event):
+    """The server or relay has stopped serving. It writes nothing more."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class Lost(Event):
     """Events are missing before this one: they came too fast, or the disk refused them."""
 
-    KIND: ClassVar[str] = "lost"
-    time: Seconds
     count: Number
 
 
-Event: TypeAlias = (
-    Started
-    | Connected
-    | Joined
-    | Left
-    | Waiting
-    | Waited
-    | BarrierComplete
-    | RoundPlanned
-    | Stalled
-    | Hung
-    | Erred
-    | Stopped
-    | Lost
-)
-
-
-_KINDS: Final[dict[str, type[Event]]] = {kind.KIND: kind for kind in get_args(Event)}
+_KINDS: Final[dict[str, type[Event]]] = {
+    "start": Started,
+    "connected": Connected,
+    "joined": Joined,
+    "left": Left,
+    "waiting": Waiting,
+    "waited": Waited,
+    "barrier": BarrierComplete,
+    "round": RoundPlanned,
+    "stall": Stalled,
+    "hang": Hung,
+    "error": Erred,
+    "stop": Stopped,
+    "lost": Lost,
+}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(event: Event, pid: int, store: str = "") -> str:
@@ -213,7 +193,7 @@ def to_line(event: Event, pid: int, store: str = "") -> str:
         elif name == "keys":
             content[name] = [each[:_MOST_CHARACTERS] for each in value[:KEYS_NAMED]]
     writer = {"pid": pid, "store": store[:_MOST_CHARACTERS]} if store else {"pid": pid}
-    return _encode({"time": content["time"], "event": event.KIND, **writer, **content})
+    return _encode({"time": content["time"], "event": _NAMES[type(event)], **writer, **content})
 
 
 def from_content(content: object) -> Event | None:

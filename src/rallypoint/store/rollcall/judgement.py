@@ -1,7 +1,17 @@
 """Turns a snapshot into a `Roll`: who is present, who is missing, who waits for what. Pure.
 
-Nothing is guessed. A rank is late only if it is expected and cannot be one of the clients of unknown rank;
-else it is unseen.
+A client's rank comes from its hello, else from its process, else from a key that only this rank writes. How
+many ranks are expected comes from a launcher's plan, else from what most ranks state. A rank is
+
+    waiting   if it has a client here, and one of its clients waits for a key or at a barrier
+    joined    if it has a client here; or its key came through a relay that has enough clients of unknown rank
+    gone      if it has left, and has no client here
+    unseen    if it is expected, or its key was written, and it may be a client of unknown rank: one on its
+              machine, or on a machine that the plan does not have, or one of a relay that is silent
+    gone      if none of this holds, and its key was written
+    late      if none of this holds, and it is expected
+
+Nothing is guessed: what cannot be known is a remark.
 
 A barrier is either our operation BARRIER, or one that torch makes of a counter and of a key that the last
 arrival sets. A rank that waits for that key has arrived; the size is known only of a barrier for all ranks.
@@ -26,10 +36,9 @@ from rallypoint.store.rollcall.clients import (
 )
 from rallypoint.store.rollcall.identity import Source
 from rallypoint.store.rollcall.plan import Plan, believed_size, is_believable, meetings_of
-from rallypoint.store.rollcall.question import KEYS_NAMED
+from rallypoint.store.rollcall.question import KEYS_NAMED, barrier_of, is_of_all, owing_rank, owing_whom
 from rallypoint.store.rollcall.roll import Awaited, Gathering, MachineRanks, RankState, Roll, Standing
 from rallypoint.store.rollcall.snapshot import Gone, Relay, Replication, Snapshot
-from rallypoint.store.rollcall.torch_keys import barrier_of, is_of_all, owing_rank, owing_whom
 from rallypoint.text import LONGEST_SENTENCE, counted, duration, joined_by_and, shown
 
 _RELIABILITY: Final = {source: order for order, source in enumerate(Source)}

@@ -162,7 +162,7 @@ OPERATIONS: Final[dict[Op, Operation]] = {
     Op.ENTER: Operation("N"),
     Op.TELL: Operation("A"),
 }
-"""Every operation. A new one is a row here, and a method of each handler that serves it (see `requests`)."""
+"""Every operation. A new one is a row here, and a method of each handler that serves it, in its table."""
 
 
 def _with(trait: Trait) -> frozenset[Op]:

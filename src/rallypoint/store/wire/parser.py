@@ -8,7 +8,7 @@ two requests a parser holds nothing.
 
 Only the hot path departs from that: a GET that is all of the data, as a client that waits for its answer
 sends it, is answered from its first nine bytes; if more is behind it, those nine are read again. And
-what all ranks say at a barrier is the same, byte by byte: see `whole`. Compiled, so is each of the hot
+what all ranks say at a barrier is the same, byte by byte: see `Repeated`. Compiled, so is each of the hot
 requests, also with a SET before it.
 
 A few bytes may ask for much work. So `feed` stops after about `STEPS_AT_ONCE` steps, behind `BYTES_AT_ONCE`
@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Generic
 
-from rallypoint.errors import LimitError, ProtocolError, UnknownOperationError
+from rallypoint.errors import ProtocolError, UnknownOperationError
 from rallypoint.store.wire.encoding import VALIDATE, unpack_u32, unpack_u64
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import MAGIC, NO_TLS, OPERATIONS, TLS_BYTE, Op
-from rallypoint.store.wire.requests import Deliver, HandlerT, RequestSpec
-from rallypoint.store.wire.whole import REPEATED_BYTES, Repeated
+from rallypoint.store.wire.requests import REPEATED_BYTES, Deliver, HandlerT, Repeated, RequestSpec
 
 try:
     from rallypoint.store.wire.native import Hot, cut_blobs
@@ -79,8 +78,8 @@ class RequestTable(Generic[HandlerT]):
         # None where there is no operation, and for VALIDATE, which is read by itself.
         self.by_opcode: list[RequestSpec[HandlerT] | None] = [None] * 256
         for op, deliver in deliveries.items():
-            self.by_opcode[op] = RequestSpec(op, deliver, limits)
-        self.repeated: Repeated[HandlerT] = Repeated(limits, self.by_opcode)
+            self.by_opcode[op] = RequestSpec(op, limits, deliver)
+        self.repeated: Repeated[HandlerT] = Repeated(self.by_opcode)
         self.hot = Hot(limits, _LARGE_REPLY) if is_prompt and Hot is not None else None
 
     def counts(self, operations: int) -> dict[Op, int]:
@@ -308,7 +307,7 @@ class RequestParser(Generic[HandlerT]):
                     if position + 8 > end:
                         self._expect(_COUNT, 8)
                         break
-                    left = self._repeated(spec, unpack_u64(data, position)[0])
+                    left *= spec.check_count(unpack_u64(data, position)[0])
                     position += 8
             if left >= _MANY_BLOBS and cut_blobs is not None:
                 count = len(blobs)
@@ -322,7 +321,7 @@ class RequestParser(Generic[HandlerT]):
                 (length,) = unpack_u64(data, position)
                 stop = start + length
                 if length > spec.caps[-left % spec.period] or stop - begin > request_cap:
-                    raise self._too_long(spec, length, -left % spec.period)
+                    raise spec.blob_too_long(length, -left % spec.period)
                 if stop > end:
                     position = start
                     self._expect(_BODY, length)
@@ -337,7 +336,7 @@ class RequestParser(Generic[HandlerT]):
                 self._expect(_TAIL, spec.tail)
                 break
             if stop - begin > request_cap:
-                raise self._too_long(spec)
+                raise spec.too_long()
             spec.count += 1
             self.operations += 1
             answer = spec.deliver(handler, blobs, data[position:stop])
@@ -388,7 +387,7 @@ class RequestParser(Generic[HandlerT]):
             self._shake_hands(data)
         elif atom == _COUNT:
             assert self._spec is not None
-            self._blobs_left = self._repeated(self._spec, unpack_u64(data, 0)[0])
+            self._blobs_left = self._spec.period * self._spec.check_count(unpack_u64(data, 0)[0])
         elif atom == _BODY:
             self._blobs.append(data[:need])
             self._blobs_left -= 1
@@ -418,22 +417,9 @@ class RequestParser(Generic[HandlerT]):
         """Prepare for the rest of a GET whose length has been read, but whose key has not come whole."""
         spec = self._table.by_opcode[_GET] or self._no_spec(_GET)
         if length > self._table.get_cap:
-            raise self._too_long(spec, length)
+            raise spec.blob_too_long(length, 0)
         self._expect(_BODY, length)
         return spec
 
-    def _repeated(self, spec: RequestSpec[HandlerT], count: int) -> int:
-        limit = self._table.limits.keys_per_request
-        if count > limit:
-            raise spec.too_many_keys(count, limit)
-        return spec.period * count
-
     def _expect(self, atom: int, need: int) -> None:
         self._atom, self._need = atom, need
-
-    def _too_long(self, spec: RequestSpec[HandlerT], length: int = 0, index: int = 0) -> LimitError:
-        """Which limit a blob of this length broke: its own, or that of the whole request."""
-        if length and length > spec.caps[index]:
-            return spec.blob_too_long(length, index)
-        cap = self._table.request_cap
-        return LimitError(f"{spec.op.name} of more than {cap:,} bytes, the limit request_bytes")

@@ -1,19 +1,24 @@
-"""Requests: how a server reads them under its limits, and which method of a handler takes which operation.
+"""Requests: how a server reads them under its limits, and how they come to who carries them out.
 
-A *handler* is what a parser hands requests to, usually a connection. `CLIENT_METHODS`, `SESSION_METHODS` and
-`EXTENSION_METHODS` map operations to its methods; a `RequestSpec` joins such an entry with the operation's
-row of `opcodes` and the limits.
+A *handler* is what a parser hands requests to, usually a connection. For each operation that it serves, it
+has a function that passes a request to the method for it (`Deliver`). A `RequestSpec` joins such a function
+with the operation's row of `opcodes` and the limits. Requests that have arrived whole need no parser:
+
+- `Repeated`: data that all ranks send alike at a barrier, which the parser knows by its bytes.
+- `WholeRequests`: the requests of a batch, or of a file's log.
+- `Scanner`: whether a leader may answer some data itself, or has to log it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.wire.encoding import unpack_i64, unpack_u64
+from rallypoint.store.wire.encoding import unpack_u64
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import ACTIVITY_BYTES, OPERATIONS, Op
+from rallypoint.store.wire.opcodes import ACTIVITY_BYTES, OPERATIONS, READ_OPS, REPEAT_OPS, Op
 
 _HELLO_BYTES: Final = 1_024  # whatever the limit of keys is
 _QUESTION_BYTES: Final = 16_384
@@ -23,7 +28,12 @@ _OTHER_BLOBS: Final = {"T": "token", "R": "report", "Q": "question", "N": "name"
 
 
 class Handler(Protocol):
-    """What every handler has, besides the methods of the operations that it serves."""
+    """What every handler has, besides the methods of the operations that it serves.
+
+    A method returns the reply to send, or `b""`, or None if the request takes longer: call `go_on` until it
+    returns the reply. A `get` that returns only the first piece of its reply calls the parser's
+    `leave_unfinished` before. A method may raise ProtocolError; the connection must then be closed.
+    """
 
     def validate(self) -> None: ...
     def get(self, key: bytes, /) -> bytes | None: ...
@@ -45,56 +55,6 @@ class Handler(Protocol):
         """There is work left: have the parser fed again, as soon as others have had their turn."""
 
 
-class RequestHandler(Handler, Protocol):
-    """Carries out torch's operations: a method for each, which returns the reply to send, or `b""`.
-
-    A method may return None if the request takes longer: call `go_on` until it returns the reply. A `get`
-    that returns only the first piece of its reply calls the parser's `leave_unfinished` before. A method may
-    raise ProtocolError; the connection must then be closed.
-    """
-
-    def set(self, key: bytes, value: bytes, /) -> bytes: ...
-    def compare_set(self, key: bytes, expected: bytes, desired: bytes, /) -> bytes: ...
-    def add(self, key: bytes, amount: int, /) -> bytes: ...
-    def check(self, keys: list[bytes], /) -> bytes: ...
-    def wait(self, keys: list[bytes], /) -> bytes | None: ...
-    def num_keys(self) -> bytes: ...
-    def delete_key(self, key: bytes, /) -> bytes: ...
-    def append(self, key: bytes, value: bytes, /) -> bytes: ...
-    def multi_get(self, keys: list[bytes], /) -> bytes | None: ...
-    def multi_set(self, keys_and_values: list[bytes], /) -> bytes | None: ...
-    def cancel_wait(self) -> bytes: ...
-    def ping(self, nonce: bytes, /) -> bytes: ...
-    def queue_push(self, key: bytes, value: bytes, /) -> bytes: ...
-    def queue_pop(self, key: bytes, /) -> bytes: ...
-    def queue_len(self, key: bytes, /) -> bytes: ...
-    def list_keys(self) -> bytes | None: ...
-    def barrier(self, key: bytes, world_size: int, /) -> bytes: ...
-
-
-class SessionHandler(Handler, Protocol):
-    """Carries out the operations of a relay's connection (see `sessions`)."""
-
-    def open_session(self, token: bytes, tail: bytes, /) -> bytes | None: ...
-    def batch(self, payload: bytes, /) -> bytes | None: ...
-    def present(self) -> bytes | None: ...
-    def bye(self) -> bytes: ...
-    def beat(self) -> bytes | None: ...
-
-
-class ExtensionHandler(Handler, Protocol):
-    """Carries out our operations that any connection may send."""
-
-    def enter(self, name: bytes, /) -> bytes | None:
-        """The client chooses one of several stores."""
-
-    def look(self, question: bytes, /) -> bytes | None:
-        """The client requests a snapshot."""
-
-    def tell(self, text: bytes, /) -> bytes:
-        """The client reports its activity, in ASCII, for snapshots."""
-
-
 class RawHandler(Handler, Protocol):
     """Takes requests as they are: the operation, its blobs and its tail."""
 
@@ -106,51 +66,6 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 Deliver = Callable[[HandlerT, list[bytes], bytes], bytes | None]
 """Hands a complete request to a handler: its blobs, which may be kept but not changed, and its tail. Returns
 the reply, or None if the request is not finished."""
-
-CLIENT_METHODS: Final[dict[Op, Deliver[RequestHandler]]] = {
-    Op.SET: lambda handler, blobs, _: handler.set(blobs[0], blobs[1]),
-    Op.COMPARE_SET: lambda handler, blobs, _: handler.compare_set(*blobs),
-    Op.GET: lambda handler, blobs, _: handler.get(blobs[0]),
-    Op.ADD: lambda handler, blobs, tail: handler.add(blobs[0], unpack_i64(tail)[0]),
-    Op.CHECK: lambda handler, blobs, _: handler.check(blobs),
-    Op.WAIT: lambda handler, blobs, _: handler.wait(blobs),
-    Op.GETNUMKEYS: lambda handler, _, __: handler.num_keys(),
-    Op.DELETE_KEY: lambda handler, blobs, _: handler.delete_key(blobs[0]),
-    Op.APPEND: lambda handler, blobs, _: handler.append(blobs[0], blobs[1]),
-    Op.MULTI_GET: lambda handler, blobs, _: handler.multi_get(blobs),
-    Op.MULTI_SET: lambda handler, blobs, _: handler.multi_set(blobs),
-    Op.CANCEL_WAIT: lambda handler, _, __: handler.cancel_wait(),
-    Op.PING: lambda handler, _, tail: handler.ping(tail),
-    Op.QUEUE_PUSH: lambda handler, blobs, _: handler.queue_push(blobs[0], blobs[1]),
-    Op.QUEUE_POP: lambda handler, blobs, _: handler.queue_pop(blobs[0]),
-    Op.QUEUE_LEN: lambda handler, blobs, _: handler.queue_len(blobs[0]),
-    Op.LIST_KEYS: lambda handler, _, __: handler.list_keys(),
-    Op.BARRIER: lambda handler, blobs, tail: handler.barrier(blobs[0], unpack_i64(tail)[0]),
-}
-"""torch's operations."""
-
-SESSION_METHODS: Final[dict[Op, Deliver[SessionHandler]]] = {
-    Op.SESSION: lambda handler, blobs, tail: handler.open_session(blobs[0], tail),
-    Op.BATCH: lambda handler, blobs, _: handler.batch(blobs[0]),
-    Op.PRESENT: lambda handler, _, __: handler.present(),
-    Op.BYE: lambda handler, _, __: handler.bye(),
-    Op.BEAT: lambda handler, _, __: handler.beat(),
-}
-"""The operations of a relay's connection."""
-
-
-def _tell(handler: ExtensionHandler, blobs: list[bytes], _: bytes) -> bytes:
-    if not blobs[0].isascii():  # it is put into JSON unread
-        raise ProtocolError("TELL with a text that is not ASCII")
-    return handler.tell(blobs[0])
-
-
-EXTENSION_METHODS: Final[dict[Op, Deliver[ExtensionHandler]]] = {
-    Op.ENTER: lambda handler, blobs, _: handler.enter(blobs[0]),
-    Op.LOOK: lambda handler, blobs, _: handler.look(blobs[0]),
-    Op.TELL: _tell,
-}
-"""Our operations that any connection may send."""
 
 
 def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:
@@ -165,18 +80,18 @@ def carried(ops: Iterable[Op]) -> dict[Op, Deliver[RawHandler]]:
 class RequestSpec(Generic[HandlerT]):
     """How requests of one operation are read: their shape, its limits, and the method that takes them."""
 
-    __slots__ = ("caps", "count", "counted", "deliver", "kinds", "op", "period", "tail")
+    __slots__ = ("caps", "count", "counted", "deliver", "kinds", "limits", "op", "period", "tail")
 
-    def __init__(self, op: Op, deliver: Deliver[HandlerT], limits: Limits) -> None:
+    def __init__(self, op: Op, limits: Limits, deliver: Deliver[HandlerT]) -> None:
         operation = OPERATIONS[op]
-        whole = limits.request_bytes
         caps = {"K": limits.key_bytes, "V": limits.value_bytes, "T": 64, "B": limits.batch_bytes}
-        caps["R"] = min(whole, _REPORT_BYTES)
+        caps["R"] = min(limits.request_bytes, _REPORT_BYTES)
         caps["H"] = max(limits.key_bytes, _HELLO_BYTES)
         caps["Q"] = _QUESTION_BYTES
         caps["N"] = _NAME_BYTES
         caps["A"] = ACTIVITY_BYTES
         self.op = op
+        self.limits = limits
         self.kinds = operation.blobs
         self.period = len(operation.blobs)
         self.caps = tuple(caps[kind] for kind in operation.blobs)
@@ -185,17 +100,14 @@ class RequestSpec(Generic[HandlerT]):
         self.deliver = deliver
         self.count = 0  # of the requests that were read by it
 
-    def read(self, data: bytes, start: int, stop: int, most_keys: int) -> tuple[list[bytes], int]:
+    def read(self, data: bytes, start: int, stop: int) -> tuple[list[bytes], int]:
         """The blobs of the request that begins at `start`, and where its tail ends. It is whole if that is
         not beyond `stop`. LimitError if it breaks a limit.
         """
         position, left, period = start + 1, self.period, self.period
         if self.counted:
-            count = unpack_u64(data, position)[0] if position + 8 <= stop else 0
-            if count > most_keys:
-                raise self.too_many_keys(count, most_keys)
+            left *= self.check_count(unpack_u64(data, position)[0] if position + 8 <= stop else 0)
             position += 8
-            left *= count
         blobs: list[bytes] = []
         while left and position <= stop:
             begin = position + 8
@@ -205,14 +117,28 @@ class RequestSpec(Generic[HandlerT]):
                 raise self.blob_too_long(length, -left % period)
             blobs.append(data[begin:position])
             left -= 1
-        return blobs, position + self.tail
+        position += self.tail
+        if position - start > self.limits.request_bytes:
+            raise self.too_long()
+        return blobs, position
 
-    def too_many_keys(self, count: int, limit: int) -> LimitError:
-        return LimitError(f"{self.op.name} of {count:,} keys; the limit keys_per_request is {limit:,}")
+    def check_count(self, count: int) -> int:
+        """How many keys a request names; LimitError if they are too many."""
+        limit = self.limits.keys_per_request
+        if count > limit:
+            raise LimitError(f"{self.op.name} of {count:,} keys; the limit keys_per_request is {limit:,}")
+        return count
+
+    def too_long(self) -> LimitError:
+        """The whole request is too long."""
+        cap = self.limits.request_bytes
+        return LimitError(f"{self.op.name} of more than {cap:,} bytes, the limit request_bytes")
 
     def blob_too_long(self, length: int, index: int) -> LimitError:
-        """A blob of `length` bytes breaks the limit of the one at `index`."""
+        """The blob at `index` has `length` bytes, which is too long: for its limit, or for the request's."""
         cap, kind = self.caps[index], self.kinds[index]
+        if length <= cap:
+            return self.too_long()
         if kind in _OTHER_BLOBS:
             what = _OTHER_BLOBS[kind]
             return LimitError(f"{self.op.name} with a {what} of {length:,} bytes; {cap} are allowed")
@@ -220,3 +146,213 @@ class RequestSpec(Generic[HandlerT]):
         return LimitError(
             f"{self.op.name} with a {what} of {length:,} bytes; the limit {what}_bytes is {cap:,}"
         )
+
+
+# Requests that have arrived whole, which need no incremental parser
+
+REPEATED_BYTES = 256
+"""Longer data is always read."""
+_MOST_ENTRIES: Final = 64
+
+_Call = tuple[Deliver[HandlerT], list[bytes], bytes]
+
+
+class _Tally:
+    """How often some known data has arrived, and the operations of its requests."""
+
+    __slots__ = ("count", "ops")
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.count = 0
+        self.ops = ops
+
+
+KnownData = tuple[Deliver[HandlerT], list[bytes], bytes, int, _Tally]
+"""The requests that some data holds: one call for all of them, their number, and where they are counted."""
+
+
+class Repeated(Generic[HandlerT]):
+    """Data that has arrived before, and the requests that it holds.
+
+    At a barrier, thousands of clients send the same bytes. Between two requests, the same bytes are the
+    same requests: they need not be read again, and share the keys that were read.
+
+    Data gets an entry when it arrives twice in a row, so keys that are used once cost one lookup and no
+    more. Threads may share it: each would make the same entry.
+    """
+
+    __slots__ = ("_counts", "_last", "_specs", "calls")
+
+    def __init__(self, specs: Sequence[RequestSpec[HandlerT] | None]) -> None:
+        """`specs` has an entry for each opcode."""
+        self.calls: dict[bytes, KnownData[HandlerT] | tuple[()]] = {}
+        """By data, what it holds; an empty tuple if it has to be parsed. `notice` makes the entries."""
+        self._counts: dict[Op, int] = {}  # of entries that are gone
+        self._last = b""
+        self._specs = specs
+
+    def notice(self, data: bytes) -> None:
+        """Data without an entry has arrived."""
+        if data != self._last:
+            self._last = data
+            return
+        if len(self.calls) >= _MOST_ENTRIES:
+            self._counts = self.counts()
+            self.calls.clear()
+        self.calls[data] = self._parse(data)
+
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind were recognized by their bytes."""
+        counts = dict(self._counts)
+        for known in self.calls.values():
+            if known:
+                tally = known[-1]
+                for op in tally.ops:
+                    counts[op] = counts.get(op, 0) + tally.count
+        return counts
+
+    def _parse(self, data: bytes) -> KnownData[HandlerT] | tuple[()]:
+        """The requests in `data`; an empty tuple unless all are whole, and of operations in REPEAT_OPS."""
+        calls: list[_Call[HandlerT]] = []
+        ops: list[Op] = []
+        start, stop = 0, len(data)
+        while start < stop:
+            spec = self._specs[data[start]]
+            if spec is None or spec.op not in REPEAT_OPS:
+                return ()
+            try:
+                blobs, end = spec.read(data, start, stop)
+            except LimitError:
+                return ()
+            if end > stop:
+                return ()
+            calls.append((spec.deliver, blobs, data[end - spec.tail : end]))
+            ops.append(spec.op)
+            start = end
+        call = calls[0] if len(calls) == 1 else (_in_turn(calls), [], b"")
+        return (*call, len(calls), _Tally(ops))
+
+
+def _in_turn(calls: Sequence[_Call[HandlerT]]) -> Deliver[HandlerT]:
+    """One call that carries out several requests."""
+
+    def deliver_all(handler: HandlerT, _: list[bytes], __: bytes) -> bytes:
+        replies: list[bytes] = []
+        try:
+            for deliver, blobs, tail in calls:
+                replies.append(deliver(handler, blobs, tail) or b"")
+        except ProtocolError as error:
+            error.replies = b"".join(replies)
+            raise
+        return b"".join(replies)
+
+    return deliver_all
+
+
+class WholeRequests:
+    """Reads whole requests, and counts them."""
+
+    __slots__ = ("_specs", "limits")
+
+    def __init__(self, limits: Limits, ops: Iterable[Op]) -> None:
+        self.limits = limits
+        self._specs = {int(op): RequestSpec[Handler](op, limits, deliver_nothing) for op in ops}
+
+    def counts(self) -> dict[Op, int]:
+        """How many requests of each kind there have been."""
+        return {spec.op: spec.count for spec in self._specs.values()}
+
+    def read(self, data: bytes, start: int, stop: int) -> tuple[Op, list[bytes], bytes]:
+        """The operation, the blobs and the tail of the request that is `data[start:stop]`.
+
+        Raises ProtocolError, if that is no request, or LimitError.
+        """
+        if start == stop or data[start] not in self._specs:
+            raise ProtocolError("there is no such operation here")
+        spec = self._specs[data[start]]
+        spec.count += 1
+        blobs, end = spec.read(data, start, stop)
+        if end != stop:
+            raise ProtocolError(f"{spec.op.name} is shorter or longer than it says")
+        return spec.op, blobs, data[stop - spec.tail : stop]
+
+
+def deliver_nothing(*_: object) -> bytes:
+    """For requests that are only read."""
+    return b""
+
+
+_MOST_REMEMBERED: Final = 4_096
+_REMEMBERED_BYTES: Final = range(65, 1_025)
+"""Lengths of data that is worth remembering. Shorter data is classified as quickly as it is looked up."""
+
+
+class Nature(Enum):
+    """What some data holds."""
+
+    READS = "requests that change nothing"
+    WRITES = "requests of which some may change something"
+    OTHER = "not, or not only, whole requests: it has to be parsed"
+
+
+class Classified(NamedTuple):
+    """What some data is, and the keys that it waits for, if it only reads."""
+
+    nature: Nature
+    awaited: list[bytes]
+
+
+_OTHER: Final = Classified(Nature.OTHER, [])
+_WRITES: Final = Classified(Nature.WRITES, [])
+_READS: Final = Classified(Nature.READS, [])
+
+
+class Scanner:
+    """Classifies data without parsing it. It remembers data that all ranks send alike."""
+
+    __slots__ = ("_remembered", "_specs")
+
+    def __init__(self, limits: Limits, raw: frozenset[Op]) -> None:
+        """`raw`: the operations that may be passed on as they are; others have to be parsed."""
+        self._specs = {
+            int(op): (RequestSpec[Handler](op, limits, deliver_nothing), op is Op.WAIT, op in READ_OPS)
+            for op in OPERATIONS
+            if op in raw
+        }
+        self._remembered: dict[bytes, Classified] = {}
+
+    def classify(self, data: bytes) -> Classified:
+        """Classify data that begins with a request."""
+        if len(data) not in _REMEMBERED_BYTES:
+            return self._classify(data)
+        found = self._remembered.get(data)
+        if found is None:
+            found = self._classify(data)
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[data] = found
+        return found
+
+    def _classify(self, data: bytes) -> Classified:
+        start, stop = 0, len(data)
+        only_reads = True
+        awaited: list[bytes] = []
+        while start < stop:
+            found = self._specs.get(data[start])
+            if found is None:
+                return _OTHER
+            spec, waits, reads = found
+            try:
+                blobs, end = spec.read(data, start, stop)
+            except LimitError:
+                return _OTHER
+            if end > stop:
+                return _OTHER
+            if waits:
+                awaited += blobs
+            elif not reads:
+                only_reads = False
+            start = end
+        if not only_reads:
+            return _WRITES
+        return Classified(Nature.READS, awaited) if awaited else _READS

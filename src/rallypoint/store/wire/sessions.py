@@ -19,7 +19,7 @@ store cannot go on now.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
@@ -303,6 +303,74 @@ class ResendBuffer:
         assert self.bytes == sum(len(data) for _, data in self._sent)
         numbers = [number for number, _ in self._sent]
         assert numbers == list(range(self.number + 1 - len(numbers), self.number + 1))
+
+
+class _Unsent(NamedTuple):
+    """What is left of an answer."""
+
+    tag: int
+    status: Status
+    key: bytes | None
+    head: bytes
+    body: bytes | bytearray
+    start: int
+    stop: int
+    """Where in `body` it begins and ends: a value that is appended to meanwhile only grows."""
+
+
+class LongAnswers:
+    """Long answers that are not completely sent, in their order.
+
+    They are sent in pieces, so that short ones need not wait for them.
+    """
+
+    __slots__ = ("_keys", "_unsent", "bytes")
+
+    def __init__(self) -> None:
+        self._unsent: deque[_Unsent] = deque()
+        self._keys: Counter[bytes | None] = Counter()
+        self.bytes = 0
+        """How much is left to be sent."""
+
+    def __bool__(self) -> bool:
+        return bool(self._unsent)
+
+    def has(self, key: bytes) -> bool:
+        """Whether an answer to a read of this key is among them."""
+        return key in self._keys
+
+    def add(
+        self, tag: int, status: Status, head: bytes, body: bytes | bytearray, key: bytes | None = None
+    ) -> None:
+        """Add an answer of two parts, so that a value need not be copied. `key`: the answer is its value."""
+        self._unsent.append(_Unsent(tag, status, key, head, body, 0, len(body)))
+        self._keys[key] += 1
+        self.bytes += len(head) + len(body)
+
+    def take_piece(self) -> bytes:
+        """The next item to be sent."""
+        tag, status, key, head, body, start, stop = self._unsent.popleft()
+        end = min(start + PIECE_BYTES, stop)
+        piece = head + body[start:end]
+        self.bytes -= len(piece)
+        if end < stop:
+            self._unsent.appendleft(_Unsent(tag, status, key, b"", body, end, stop))
+            return item(tag, Status.PIECE, piece)
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+        return item(tag, status, piece)
+
+    def state(self) -> list[object]:
+        """All of them, as plain data."""
+        return [
+            [each.tag, int(each.status), each.head, bytes(each.body[each.start : each.stop]), each.key]
+            for each in self._unsent
+        ]
+
+    def check_invariants(self) -> None:
+        assert self.bytes == sum(len(each.head) + each.stop - each.start for each in self._unsent)
+        assert self._keys == Counter(each.key for each in self._unsent)
 
 
 class FrameReader:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from rallypoint.client.absence import read_head
-from rallypoint.client.look import check_name, look, look_at_round, look_through
+from rallypoint.client.look import check_name, look, look_at_round, look_through, read_head
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
-from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity, activity_of
-from rallypoint.launch.stacks.words import standstill
+from rallypoint.launch.stacks.frames import fold
+from rallypoint.launch.stacks.progress import NO_ACTIVITY, JobActivity, activity_of
+from rallypoint.launch.stacks.words import standstill, summary_lines
 from rallypoint.store.connect.connecting import connect, first_to_answer
 from rallypoint.store.connect.connection import Connection, who_am_i
 from rallypoint.store.connect.deadline import Deadline
@@ -24,9 +24,8 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import Roll
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.status import stacks
-from rallypoint.watch.status import summary as rolls
 from rallypoint.watch.status import torch_store as foreign
+from rallypoint.watch.status import views
 
 _MOST_KEYS: Final = 100_000
 _CONNECT_SECONDS: Final = 3.0
@@ -46,6 +45,10 @@ class StatusRequest:
     """Which of several stores is meant that are there."""
     stacks: bool = False
     """Whether to tell below the summary what the ranks do."""
+
+    @property
+    def is_summary(self) -> bool:
+        return not self.waits and not self.keys and self.rank is None
 
 
 def report_on(request: StatusRequest) -> StatusReport:
@@ -105,7 +108,8 @@ class RollReport:
     @property
     def essence(self) -> Hashable:
         """What of it is news when it changes: all but the time that goes by."""
-        roll = self.roll
+        roll, told, rank = self.roll, self.snapshot, self.request.rank
+        activity = self.activity.member(rank) if rank is not None else None
         return (
             roll.expected,
             roll.unknown,
@@ -114,14 +118,13 @@ class RollReport:
             tuple((each.key, each.size, each.arrived) for each in roll.gatherings),
             roll.meetings,
             bool(roll.trouble),
-            self.snapshot.replication and (self.snapshot.replication.term, self.snapshot.replication.leader),
-            self.snapshot.error_count,
-            self.snapshot.stall,
-            self.snapshot.keys,
+            told.replication and (told.replication.term, told.replication.leader),
+            told.error_count,
+            told.stall,
+            told.keys,
             bool(standstill(self.activity)),
-            stacks.essence(self.activity, self.request.rank)
-            if self.request.stacks or self.request.rank is not None
-            else None,
+            essence(self.activity) if self.request.stacks else None,
+            activity and (fold(activity.stack), activity.ended),
         )
 
     @cached_property
@@ -130,44 +133,70 @@ class RollReport:
         return NO_ACTIVITY if self.request.waits or self.request.keys else activity_of(self.snapshot)
 
     def lines(self, width: int | None = None) -> list[str]:
+        rank = self.request.rank
         if self.request.waits:
-            return rolls.all_waits(self.roll)
+            return views.all_waits(self.roll)
         if self.request.keys:
-            return rolls.all_keys(self.snapshot)
-        if self.request.rank is not None:
-            return [
-                *rolls.one_rank(self.snapshot, self.roll, self.request.rank),
-                *stacks.rank_lines(self.activity, self.request.rank),
-            ]
-        return rolls.summary(self.snapshot, self.roll, width, head=self.head, job=self.activity)
+            return views.all_keys(self.snapshot)
+        if rank is not None:
+            told = views.one_rank(self.snapshot, self.roll, rank)
+            return [*told, *views.rank_lines(self.activity, rank)]
+        return views.summary(self.snapshot, self.roll, width, head=self.head, job=self.activity)
 
     @property
     def below(self) -> list[str]:
         """What stands below the summary and is not cut: what a launcher says of a job that stands still, and
         what the ranks do.
         """
-        is_summary = not self.request.waits and not self.request.keys and self.request.rank is None
-        stall = rolls.stall_lines(self.snapshot.stall) if is_summary else []
+        stall = views.stall_lines(self.snapshot.stall) if self.request.is_summary else []
         if not self.request.stacks:
             return stall
-        return [*stall, "", *stacks.all_lines(self.activity, with_summary=not stall)]
+        return [*stall, "", *views.all_lines(self.activity, with_summary=not stall)]
 
     def content(self) -> dict[str, Any]:
         """For JSON."""
-        roll = self.roll
-        judged = {
-            "headline": rolls.first_line(roll, self.activity),
-            "joined": roll.joined,
-            "missing": [each.rank for each in roll.missing],
-            "unseen": [each.rank for each in roll.unseen],
-            **to_json(roll),
-        }
+        roll, rank = self.roll, self.request.rank
         told: dict[str, Any] = {}
         if self.request.stacks:
-            told = {"work": stacks.all_content(self.activity)}
-        elif self.request.rank is not None:
-            told = {"activity": stacks.rank_content(self.activity, self.request.rank)}
-        return {"roll": judged, "head": self.head, "snapshot": to_json(self.snapshot, sparse=True), **told}
+            told = {"work": activity_content(self.activity)}
+        elif rank is not None:
+            told = {"activity": to_json(self.activity.member(rank))}
+        return {
+            "roll": {
+                "headline": views.first_line(roll, self.activity),
+                "joined": roll.joined,
+                "missing": [each.rank for each in roll.missing],
+                "unseen": [each.rank for each in roll.unseen],
+                **to_json(roll),
+            },
+            "head": self.head,
+            "snapshot": to_json(self.snapshot, sparse=True),
+            **told,
+        }
+
+
+def essence(job: JobActivity) -> Hashable:
+    """What of the ranks is news when it changes: who is where."""
+    return tuple((tuple(each.ranks), each.doing, each.ended) for each in job.groups)
+
+
+def activity_content(job: JobActivity) -> dict[str, Any]:
+    """For JSON: the summary, and all groups, the odd ones first, with all that is told of their ranks."""
+    return {
+        "summary": summary_lines(job) if job.main is not None else [],
+        "groups": [
+            {
+                "ranks": each.ranks,
+                "hosts": list(dict.fromkeys(each.hosts.values())),
+                "is_main": each is job.main,
+                "still_seconds": each.still_seconds,
+                "ended": each.ended,
+                **to_json(each.doing),
+                "members": [to_json(member) for member in each.members],
+            }
+            for each in job.groups
+        ],
+    }
 
 
 @dataclass(frozen=True)
@@ -186,7 +215,7 @@ class ForeignReport:
     def lines(self, width: int | None = None) -> list[str]:
         if self.request.keys:
             return list(foreign.describe_keys(self.store, self.request.search))
-        return [rolls.cut(line, width) for line in foreign.describe(self.store)]
+        return [views.cut(line, width) for line in foreign.describe(self.store)]
 
     def content(self) -> dict[str, Any]:
         return {"torch": to_json(self.store)}

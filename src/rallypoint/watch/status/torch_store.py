@@ -21,7 +21,7 @@ from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import format_address
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.rollcall.torch_keys import owing_rank
+from rallypoint.store.rollcall.question import owing_rank
 from rallypoint.text import LONGEST_KEY, counted, ranks_text, shown
 
 _WORKERS: Final = b"init/"

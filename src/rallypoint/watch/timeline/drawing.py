@@ -1,13 +1,12 @@
 """A timeline as a figure: a row for each member, from when it came, with its waits; and the stragglers.
 
-Of a crowd, the figure shows over time how many members had come and how many waited, and below it the
-machines of the last members. The time for which a straggler was late has a colour of its own.
+Of a crowd, the figure shows the machines of the last members. The time for which a straggler was late has a
+colour of its own.
 """
 
 from __future__ import annotations
 
 import textwrap
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from rallypoint.text import printable
 from rallypoint.watch.plots import INK, drawing, write
 from rallypoint.watch.timeline.judgement import StartupMember, Timeline, merged
 from rallypoint.watch.timeline.records import WaitEnding
-from rallypoint.watch.timeline.words import headline, noun, seconds
+from rallypoint.watch.timeline.words import headline, seconds
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -92,13 +91,10 @@ LATE: Final = "#d4571c"
 _WIDTH: Final = 8.4
 _TITLE_CHARACTERS: Final = 100
 _NAME_CHARACTERS: Final = 36
-_CROWD_HEIGHT: Final = 2.2
 _MARGIN: Final = 1.5
 """Inches for the title, the axis and the legend."""
 _PITCHES: Final = ((24, 0.24, 8.0), (64, 0.17, 7.0), (1 << 30, 0.12, 5.5))
 """The most rows, with the inches per row and the size of their labels."""
-_TIMES: Final = 800
-"""The number of moments at which a crowd is counted."""
 
 
 def save(timeline: Timeline, path: Path) -> None:
@@ -114,20 +110,17 @@ def draw(timeline: Timeline) -> Figure:
     rows = rows_of(timeline)
     pitch, size = next((pitch, size) for most, pitch, size in _PITCHES if len(rows) <= most)
     height = max(len(rows), 2) * pitch
-    crowd = [_CROWD_HEIGHT] if len(timeline.members) > MOST_ROWS else []
-    figure = Figure(figsize=(_WIDTH, height + sum(crowd) + _MARGIN), layout="constrained")
-    heights = [*crowd, height]
-    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    panels[-1].set_xlim(0, max(timeline.seconds * 1.02, 0.1))
-    if crowd:
-        _paint_crowd(timeline, panels[0])
-        panels[-1].set_title("the last ones, and who is on their machines", loc="left", fontsize=size + 1)
-    _paint_rows(timeline, panels[-1], rows, size)
+    figure = Figure(figsize=(_WIDTH, height + _MARGIN), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlim(0, max(timeline.seconds * 1.02, 0.1))
+    if len(timeline.members) > MOST_ROWS:
+        axes.set_title("the last ones, and who is on their machines", loc="left", fontsize=size + 1)
+    _paint_rows(timeline, axes, rows, size)
     text = _ascii(headline(timeline))
     parts = [text] if len(text) <= _TITLE_CHARACTERS else text.split("; ")
     title = ";\n".join("\n".join(textwrap.wrap(part, _TITLE_CHARACTERS)) for part in parts)
     figure.suptitle(title, x=0.012, ha="left", fontsize=10.5)
-    panels[-1].set_xlabel("seconds after the first came")
+    axes.set_xlabel("seconds after the first came")
     _legend(figure, timeline)
     return figure
 
@@ -192,31 +185,6 @@ def _late_text(members: Sequence[StartupMember]) -> str:
         return "never came"
     what, when = ("came", last.came) if last.came_late else ("others waited", last.late)
     return f"{what}\n{'after' if last.came_late else 'until'} {seconds(when)}"
-
-
-# A crowd
-
-
-def _paint_crowd(timeline: Timeline, axes: Axes) -> None:
-    times = [timeline.seconds * at / _TIMES for at in range(_TIMES + 1)]
-    present = timeline.present
-    left = sorted(timeline.seconds + 1.0 if each.left is None else each.left for each in present)
-    here = _counts(sorted(each.came or 0.0 for each in present), left, times)
-    waits = [span for each in present for met in (True, False) for span in spans_of(timeline, each, met=met)]
-    begins, ends = sorted(begin for begin, _ in waits), sorted(begin + seconds for begin, seconds in waits)
-    axes.fill_between(times, _counts(begins, ends, times), color=WAITS, linewidth=0, step="post")
-    axes.step(times, here, where="post", color=INK, linewidth=1.4)
-    if timeline.straggling is not None:
-        axes.axvline(timeline.straggling.members[0].late, color=LATE, linewidth=1.4)
-    axes.set_ylim(0, max(timeline.expected, len(timeline.members)) * 1.05)
-    axes.set_ylabel(f"{noun(timeline.members)}s")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(visible=True)
-
-
-def _counts(begins: Sequence[float], ends: Sequence[float], times: Sequence[float]) -> list[int]:
-    """How many have begun and not ended at each of the times."""
-    return [bisect_right(begins, time) - bisect_right(ends, time) for time in times]
 
 
 # All of it

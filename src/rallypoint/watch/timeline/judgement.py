@@ -22,7 +22,7 @@ from typing import Any, Final
 from rallypoint.store.rollcall.events import BarrierComplete, Erred, Hung, Stalled, Started
 from rallypoint.store.rollcall.identity import Identity, Role, Source
 from rallypoint.store.rollcall.plan import believed_size
-from rallypoint.store.rollcall.torch_keys import owing_rank
+from rallypoint.store.rollcall.question import owing_rank
 from rallypoint.text import counted, duration
 from rallypoint.watch.timeline.records import ClientRecord, RunRecord, WaitEnding, WaitRecord
 

@@ -11,22 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from rallypoint.store.rollcall.events import (
-    BarrierComplete,
-    Connected,
-    Erred,
-    Event,
-    Hung,
-    Joined,
-    Left,
-    Lost,
-    RoundPlanned,
-    Stalled,
-    Started,
-    Stopped,
-    Waited,
-    Waiting,
-)
+from rallypoint.store.rollcall import events
 from rallypoint.store.rollcall.identity import NOBODY, Identity
 from rallypoint.store.rollcall.plan import Plan
 
@@ -77,7 +62,7 @@ class ClientRecord:
 class RunRecord:
     """One run."""
 
-    writers: list[Started] = field(default_factory=list)
+    writers: list[events.Started] = field(default_factory=list)
     """The processes that wrote the events; empty: the beginning of the run is not in the file any more."""
     first: float = 0.0
     """The time of the first event; 0: there is none."""
@@ -85,15 +70,15 @@ class RunRecord:
     clients: dict[int, ClientRecord] = field(default_factory=dict)
     waits: list[WaitRecord] = field(default_factory=list)
     """Waits that have ended, in the order of their ends."""
-    barriers: list[BarrierComplete] = field(default_factory=list)
-    stalls: list[Stalled] = field(default_factory=list)
-    hangs: list[Hung] = field(default_factory=list)
-    errors: list[Erred] = field(default_factory=list)
+    barriers: list[events.BarrierComplete] = field(default_factory=list)
+    stalls: list[events.Stalled] = field(default_factory=list)
+    hangs: list[events.Hung] = field(default_factory=list)
+    errors: list[events.Erred] = field(default_factory=list)
     plan: Plan | None = None
     """The last one."""
     lost: int = 0
     """Events that could not be written."""
-    _open: dict[int, dict[float, Waiting]] = field(default_factory=dict)
+    _open: dict[int, dict[float, events.Waiting]] = field(default_factory=dict)
     """Waits that have not ended, by their clients and beginnings."""
 
     @property
@@ -102,7 +87,7 @@ class RunRecord:
         under_way = (each for waits in self._open.values() for each in waits.values())
         return [_wait(each, self.last, WaitEnding.OPEN) for each in under_way]
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         """Take the next event. An event of a client behind a relay may come later than it happened."""
         time = event.time
         if time > self.last:
@@ -110,35 +95,35 @@ class RunRecord:
         if time < self.first or not self.first:
             self.first = time
         match event:  # the most frequent first
-            case Waited():
+            case events.Waited():
                 self._add_waited(event)
-            case Waiting():
+            case events.Waiting():
                 self._open.setdefault(event.client, {})[event.began] = event
-            case Connected():
+            case events.Connected():
                 client = self._client(event.client)
                 client.peer, client.connected = event.peer, time
-            case Joined():
+            case events.Joined():
                 client = self._client(event.client)
                 client.who = event.who
                 if client.joined is None:
                     client.joined = time
-            case Left():
+            case events.Left():
                 self._add_left(event)
-            case BarrierComplete():
+            case events.BarrierComplete():
                 self.barriers.append(event)
-            case Started():
+            case events.Started():
                 self.writers.append(event)
-            case RoundPlanned():
+            case events.RoundPlanned():
                 self.plan = event.plan
-            case Stalled():
+            case events.Stalled():
                 self.stalls.append(event)
-            case Hung():
+            case events.Hung():
                 self.hangs.append(event)
-            case Erred():
+            case events.Erred():
                 self.errors.append(event)
-            case Lost():
+            case events.Lost():
                 self.lost += event.count
-            case Stopped():
+            case events.Stopped():
                 pass  # only its time matters
 
     def came(self, client: ClientRecord) -> float:
@@ -150,20 +135,20 @@ class RunRecord:
             self.clients[number] = ClientRecord(number)
         return self.clients[number]
 
-    def _add_left(self, event: Left) -> None:
+    def _add_left(self, event: events.Left) -> None:
         client = self._client(event.client)
         client.left, client.why = event.time, event.why
         waits = self._open.pop(event.client, {}).values()
         self.waits += [_wait(each, event.time, WaitEnding.GIVEN_UP) for each in waits]
 
-    def _add_waited(self, event: Waited) -> None:
+    def _add_waited(self, event: events.Waited) -> None:
         if event.client in self._open:
             self._open[event.client].pop(event.began, None)
         ending = WaitEnding.GIVEN_UP if event.gave_up else WaitEnding.MET
         self.waits.append(_wait(event, event.began + event.seconds, ending, event.by))
 
 
-def _wait(event: Waiting | Waited, ended: float, ending: WaitEnding, by: int = 0) -> WaitRecord:
+def _wait(event: events.Waiting | events.Waited, ended: float, ending: WaitEnding, by: int = 0) -> WaitRecord:
     return WaitRecord(event.client, event.began, ended, event.keys, event.count, ending, by)
 
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final, TypeVar
 
 from rallypoint.store.rollcall.events import BarrierComplete, Erred, Started
-from rallypoint.store.rollcall.torch_keys import owing_rank
+from rallypoint.store.rollcall.question import owing_rank
 from rallypoint.text import counted, joined_by_and, named_ranks, printable, shown
 from rallypoint.watch.timeline.judgement import StartupMember, Straggling, Timeline
 from rallypoint.watch.timeline.records import WaitEnding, WaitRecord

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -28,18 +28,9 @@ from rallypoint.store.machine.addresses import Address
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import is_trusted_client
 from rallypoint.watch.web import metrics
-from rallypoint.watch.web.access import TOKEN_VARIABLE, Access, AccessVerdict
+from rallypoint.watch.web.hosting import TOKEN_VARIABLE, Access, AccessVerdict
 from rallypoint.watch.web.picture import Json, details
 from rallypoint.watch.web.poller import StoreWatch
-
-_FOLDER: Final = Path(__file__).parent / "page"
-_MEDIA_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
 
 logger = logging.getLogger("rallypoint.web")
 
@@ -48,8 +39,48 @@ _VIEWERS_PER_ADDRESS: Final = 64
 _MOST_QUESTIONS: Final = 128
 _QUESTIONS_PER_ADDRESS: Final = 32
 """Together they leave a quarter of the connections of an address, and half of all, to new requests."""
-
 _TAKE_SECONDS: Final = 30.0
+MOST_KEYS: Final = 200
+VALUE_BYTES: Final = 4096
+_LONGEST_TEXT: Final = 8192
+
+_FOLDER: Final = Path(__file__).parent / "page"
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
+    """The page about the store that is watched, behind the rules of `access`."""
+    paths = [path for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES]
+    files = {path.name: Response(path.read_bytes(), media_type=_MEDIA_TYPES[path.suffix]) for path in paths}
+    answers = _Answers(watch, files)
+    routes = [
+        Route("/", answers.page),
+        Route("/assets/{name}", answers.file),
+        Route("/events", EventStream(watch), methods=["GET"]),
+        Route("/api/ranks/{rank:int}", answers.rank),
+        Route("/api/keys", answers.keys),
+        Route("/api/value", answers.value),
+        Route("/metrics", answers.metrics),
+        Route("/healthz", answers.health),
+    ]
+    return Guard(Starlette(routes=routes), access, bytes(files["refused.html"].body))
 
 
 class EventStream:
@@ -75,55 +106,20 @@ class EventStream:
             await events.aclose()
 
 
-MOST_KEYS: Final = 200
-VALUE_BYTES: Final = 4096
-_LONGEST_TEXT: Final = 8192
-
-_HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-
-
-def make_app(watch: StoreWatch, access: Access) -> ASGIApp:
-    """The page about the store that is watched, behind the rules of `access`."""
-    answers = _Answers(watch)
-    paths = [path for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES]
-    files = {path.name: Response(path.read_bytes(), media_type=_MEDIA_TYPES[path.suffix]) for path in paths}
-    no_file = PlainTextResponse("there is no such file\n", 404)
-
-    async def page(_: Request) -> Response:
-        return files["index.html"]
-
-    async def file(request: Request) -> Response:
-        return files.get(request.path_params["name"], no_file)
-
-    routes = [
-        Route("/", page),
-        Route("/assets/{name}", file),
-        Route("/events", EventStream(watch), methods=["GET"]),
-        Route("/api/ranks/{rank:int}", answers.rank),
-        Route("/api/keys", answers.keys),
-        Route("/api/value", answers.value),
-        Route("/metrics", answers.metrics),
-        Route("/healthz", answers.health),
-    ]
-    return Guard(Starlette(routes=routes), access, bytes(files["refused.html"].body))
-
-
 class _Answers:
-    """The answers beside the page and its events."""
+    """The answers beside the events."""
 
-    def __init__(self, watch: StoreWatch) -> None:
+    def __init__(self, watch: StoreWatch, files: Mapping[str, Response]) -> None:
         self._watch = watch
+        self._files = files
+
+    async def page(self, _: Request) -> Response:
+        return self._files["index.html"]
+
+    async def file(self, request: Request) -> Response:
+        return self._files.get(request.path_params["name"]) or PlainTextResponse(
+            "there is no such file\n", 404
+        )
 
     async def rank(self, request: Request) -> Response:
         """All that is known of one rank."""
@@ -160,12 +156,12 @@ class _Answers:
         if not isinstance(key, str):
             return _json({"message": "which key? It has to come as a text in JSON."}, 400)
         try:
-            found = await self._watch.ask(Question(value=key, value_bytes=VALUE_BYTES))
+            value = (await self._watch.ask(Question(value=key, value_bytes=VALUE_BYTES))).value
         except RallypointError as error:
             return _failure(error)
-        if found.value is None:
+        if value is None:
             return _json({"message": "there is no such key any more"}, 404)
-        return _json({"key": key, "size": found.value.size, "data": found.value.data})
+        return _json({"key": key, "size": value.size, "data": value.data})
 
     async def metrics(self, request: Request) -> Response:
         """The figures for Prometheus; if the store does not answer, only that."""

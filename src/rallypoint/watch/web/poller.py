@@ -23,15 +23,14 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.roll import Roll
 from rallypoint.store.rollcall.snapshot import Snapshot
-from rallypoint.watch.web.activity import JobReport, ReportReader
-from rallypoint.watch.web.picture import Json, difference, picture, settle, troubled
+from rallypoint.watch.web.picture import SINCE, JobReport, Json, ReportReader, picture
 
 logger = logging.getLogger("rallypoint.web")
 
 EVERY_SECONDS: Final = 1.0
 _SHARE: Final = 10
 """A store that takes long to answer is asked less often: for at most this part of the time."""
-
+_SAME_SECONDS: Final = 1.0
 _MOST_QUESTIONS: Final = 2
 """How many questions for keys and values are asked at a time; others wait."""
 
@@ -56,6 +55,17 @@ class Sight:
         """How long to wait before the next one."""
         taken = self.ended - self.began
         return max(EVERY_SECONDS, taken * (_SHARE - 1)) if self.error is None else EVERY_SECONDS
+
+
+def read_sight(look: Look) -> Sight:
+    """Look once, and judge the snapshot."""
+    began = time.monotonic()
+    try:
+        snapshot = look(Question())
+        found, error = (snapshot, judge(snapshot)), None
+    except RallypointError as failure:
+        found, error = None, failure
+    return Sight(began, time.monotonic(), found, error)
 
 
 @dataclass(frozen=True)
@@ -89,11 +99,42 @@ def next_frame(before: Frame | None, number: int, sight: Sight, reader: ReportRe
     if sight.found is not None:
         snapshot, roll = sight.found
         content = settle(last, picture(snapshot, roll, reader.read(snapshot)))
-    else:
+    else:  # the last picture of it, with the error
         assert sight.error is not None
-        content = troubled(last, sight.error.message, sight.error.hint, round(time.time(), 1))
+        content = {**last, "problem": {"message": sight.error.message, "hint": sight.error.hint}}
     content = {**content, "address": address, "every": round(sight.pause, 1)}
     return Frame(number, content, difference(last, content))
+
+
+def settle(before: Json, after: Json) -> Json:
+    """A picture whose moments are those of the one before, where they differ by less than a second.
+
+    A store says how many seconds ago something began, and answers a little sooner or later each time. Without
+    this, all moments would change by some milliseconds in every picture.
+    """
+    settled: Json = {}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            settled[name] = settle(old, value)
+        elif name == SINCE and isinstance(old, float) and abs(value - old) < _SAME_SECONDS:
+            settled[name] = old
+        else:
+            settled[name] = value
+    return settled
+
+
+def difference(before: Json, after: Json) -> Json:
+    """The patch that makes one picture of another."""
+    patch: Json = dict.fromkeys(before.keys() - after.keys())
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if inner := difference(old, value):
+                patch[name] = inner
+        elif name not in before or value != old or type(value) is not type(old):
+            patch[name] = value
+    return patch
 
 
 class StoreWatch:
@@ -183,17 +224,6 @@ class StoreWatch:
         finally:
             self._looking = None
         return self._last
-
-
-def read_sight(look: Look) -> Sight:
-    """Look once, and judge the snapshot."""
-    began = time.monotonic()
-    try:
-        snapshot = look(Question())
-        found, error = (snapshot, judge(snapshot)), None
-    except RallypointError as failure:
-        found, error = None, failure
-    return Sight(began, time.monotonic(), found, error)
 
 
 def _call(call: Callable[[], T]) -> Awaitable[T]:

@@ -29,17 +29,13 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rallypoint.store.server.process.line import Host
 from rallypoint.store.server.process.startup import settle_in
-from rallypoint.watch.web.access import Access
 from rallypoint.watch.web.app import make_app
-from rallypoint.watch.web.hosting import on_loopback
+from rallypoint.watch.web.hosting import Access, access_to
 from rallypoint.watch.web.poller import StoreWatch
 
 LOOK_SECONDS: Final = 5.0
 """How long the store may take to answer before the page says that it does not."""
-
 _GOODBYE_SECONDS: Final = 3
-_CHECK_SECONDS: Final = 1.0
-
 MOST_CONNECTIONS: Final = 512
 MOST_PER_ADDRESS: Final = 128
 """All who come by one proxy have one address."""
@@ -113,7 +109,7 @@ class WebServer(uvicorn.Server):
         self._on_ready = on_ready
         super().__init__(
             uvicorn.Config(
-                make_app(self._watch, access),
+                make_app(watch, access),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -132,12 +128,6 @@ class WebServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._watch.close()
         await super().shutdown(sockets)
-
-
-def access_to(listeners: Sequence[socket.socket], token: str) -> Access:
-    """The rules for a page on these sockets."""
-    loopback = on_loopback(listeners)
-    return Access(token, loopback, f"rallypoint_{listeners[0].getsockname()[1]}")
 
 
 def serve(server: WebServer, listeners: Sequence[socket.socket]) -> None:

@@ -1,7 +1,7 @@
-"""Combines the requests of a relay's clients on their way to the store.
+"""Combines the requests of a relay's clients on their way to the store. `relay` has the theory.
 
-`relay.py` has the theory. The owner of a Combiner sends what `take_batch` returns, and passes on what comes
-back with `take`; the outbox says when there is something to send, and when clients are read no further.
+The owner of a Combiner sends what `take_batch` returns, and passes the answers to `take`. The outbox says
+when there is something to send, and when clients are not to be read.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from functools import partial
 from typing import Final
 
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.context import Context
-from rallypoint.store.core.outbox import DriverTask
-from rallypoint.store.core.slices import Rest
-from rallypoint.store.relay.core.slots import (
-    AddSlot,
+from rallypoint.store.core.context import Context, DriverTask, Rest
+from rallypoint.store.relay.core.upstream_requests import (
     Arrival,
-    ArriveSlot,
-    Call,
-    LongValues,
+    CombinedAdd,
+    CombinedArrival,
     OnAnswer,
     OnLeft,
-    PlainSlot,
+    PopCall,
     RequestOrder,
-    SharedSlot,
-    Slot,
-    UnprovenSlot,
+    SharedGet,
+    SharedRequest,
+    SharedWait,
+    SingleRequest,
+    UnprovenRequest,
+    UpstreamRequest,
     Waiter,
-    WaitSlot,
     ignore,
 )
+from rallypoint.store.relay.core.values import KnownValues
 from rallypoint.store.wire.encoding import pack_u64, unpack_i64
 from rallypoint.store.wire.opcodes import SHARE_OPS, Op
 from rallypoint.store.wire.sessions import Status, pack_pair, parse_count, parse_end_of_wait
@@ -53,7 +52,7 @@ class Combiner:
     __slots__ = (
         *("_batches", "_is_crowded", "_is_due", "_is_pressed", "_joinable", "_last_sent", "_leaving"),
         *("_limit", "_numbers", "_open", "_others", "_proven", "_sent", "_tags", "_unsent", "_unsent_bytes"),
-        *("_waits", "held_bytes", "known", "parked", "replies_due"),
+        *("_waits", "held_bytes", "parked", "replies_due", "values"),
     )
 
     def __init__(self, context: Context) -> None:
@@ -64,18 +63,19 @@ class Combiner:
         self._batches = 0
         self._proven = 0  # a request of this batch has been answered: all before it has been carried out
         self._open = 0  # immediate requests under way, but for those whose answers come in pieces
-        self._last_sent = 0  # the number of the last slot that was sent
-        self._unsent: dict[Slot, None] = {}
+        self._last_sent = 0  # the number of the last request that was sent
+        self._unsent: dict[UpstreamRequest, None] = {}
         self._unsent_bytes = 0  # the cost of these
-        self._sent: dict[int, Slot] = {}
-        self._joinable: dict[tuple[object, ...], Slot] = {}  # of those that are not sent
-        self._waits: dict[tuple[bytes, ...], WaitSlot] = {}  # that may be joined, sent or not
+        self._sent: dict[int, UpstreamRequest] = {}
+        self._joinable: dict[tuple[object, ...], UpstreamRequest] = {}  # of those that are not sent
+        self._waits: dict[tuple[bytes, ...], SharedWait] = {}  # that may be joined, sent or not
         self._leaving: deque[Rest] = deque()  # of clients that waited for very much
         self._is_due = False
         self._is_pressed = False
         self._is_crowded = False
-        self.parked: dict[Waiter, tuple[tuple[bytes, ...], Op]] = {}
-        self.known = LongValues()
+        self.parked: dict[Waiter, tuple[bytes, ...]] = {}
+        """Those of sessions that are away and would wait in turn: for which keys."""
+        self.values = KnownValues()
         self.held_bytes = 0
         """What is not answered, but for waits: in bytes, roughly."""
         self.replies_due = 0
@@ -92,105 +92,127 @@ class Combiner:
         elif op in SHARE_OPS and (op is not Op.SET or len(blobs[1]) <= _SHORT):
             self._share(order, op, blobs, on_answer)
         else:
-            self._put(order, PlainSlot(op, blobs, tail, on_answer), blobs)
+            self._put(order, SingleRequest(op, blobs, tail, on_answer), blobs)
 
     def _share(self, order: RequestOrder, op: Op, blobs: Sequence[bytes], on_answer: OnAnswer) -> None:
         name = (op, *blobs)
-        slot = self._find(order, name)
-        if slot is None:
-            slot = self._joinable[name] = SharedSlot(self.known, op, blobs)
-            self._put(order, slot, blobs)
-        assert isinstance(slot, SharedSlot)
-        slot.askers.append(on_answer)
-        self._hold(slot, _JOIN_COST)
+        request = self._find(order, name)
+        if request is None:
+            request = SharedGet(self.values, blobs) if op is Op.GET else SharedRequest(op, blobs)
+            self._joinable[name] = request
+            self._put(order, request, blobs)
+        assert isinstance(request, SharedRequest)
+        request.askers.append(on_answer)
+        self._hold(request, _JOIN_COST)
 
     def _add(self, order: RequestOrder, key: bytes, amount: int, on_answer: OnAnswer) -> None:
         name = (Op.ADD, key)
-        slot = self._find(order, name)
-        if not isinstance(slot, AddSlot) or not slot.has_room(amount):
-            slot = self._joinable[name] = AddSlot(key, self._add_alone)
-            self._put(order, slot, [key])
-        slot.add(order, amount, on_answer)
-        self._hold(slot, _JOIN_COST)
+        request = self._find(order, name)
+        if not isinstance(request, CombinedAdd) or not request.has_room(amount):
+            request = self._joinable[name] = CombinedAdd(key, self._add_alone)
+            self._put(order, request, [key])
+        request.add(order, amount, on_answer)
+        self._hold(request, _JOIN_COST)
 
     def _add_alone(self, order: RequestOrder, key: bytes, amount: int, on_answer: OnAnswer) -> None:
         """An ADD that nobody may join."""
-        slot = AddSlot(key, self._add_alone)
-        slot.add(order, amount, on_answer)
-        self._put(order, slot, [key])
+        request = CombinedAdd(key, self._add_alone)
+        request.add(order, amount, on_answer)
+        self._put(order, request, [key])
 
     def wait(self, waiter: Waiter, keys: Sequence[bytes], op: Op = Op.WAIT) -> None:
         """A WAIT or a WAIT_IN_TURN; the waiter's `end` is called when it is over, unless it is cancelled."""
-        self._join_wait(waiter, tuple(keys), op)
+        name = tuple(keys)
+        last = waiter.order.last
+        request = self._waits.get(name) if op is Op.WAIT else None
+        if request is not None and request.batch:
+            # Of several keys, one may have come before this wait began, and be gone. And an earlier request
+            # of the waiter's order may be left for a batch after the next one.
+            may_join = len(name) == 1 and last <= self._last_sent
+        else:
+            may_join = request is not None and request.number >= last
+        if request is None or not may_join:
+            request = SharedWait(name, op, self._end_wait)
+            self._put(waiter.order, request, ())
+            if op is Op.WAIT:
+                self._waits[name] = request
+        self._let_share(request, waiter)
+
+    def _let_share(self, request: SharedWait, waiter: Waiter) -> None:
+        if not request.batch:
+            waiter.order.last = request.number
+        waiter.request = request
+        waiter.since = self._batches + 1
+        request.waiters[waiter] = None
 
     def cancel(self, waiter: Waiter) -> None:
         """End a wait before it is over."""
         self.parked.pop(waiter, None)
-        slot, waiter.slot = waiter.slot, None
-        if slot is None:
+        request, waiter.request = waiter.request, None
+        if request is None:
             return
-        del slot.waiters[waiter]
-        if slot.waiters:
+        del request.waiters[waiter]
+        if request.waiters:
             return
-        if self._waits.get(slot.keys) is slot:
-            del self._waits[slot.keys]
-        if not slot.batch:
-            self._drop_unsent(slot)
+        if self._waits.get(request.keys) is request:
+            del self._waits[request.keys]
+        if not request.batch:
+            self._drop_unsent(request)
             return
-        slot.is_leaving = True
-        self._leave(slot.tag, 1, partial(self._drop_sent, slot))
+        request.is_leaving = True
+        self._leave(request.tag, 1, partial(self._drop_sent, request))
 
     def ask_again(self, waiter: Waiter) -> None:
         """The client that waits can pop again."""
-        parked = self.parked.pop(waiter, None)
-        if parked is not None:
-            self._join_wait(waiter, *parked)
+        keys = self.parked.pop(waiter, None)
+        if keys is not None:
+            self.wait(waiter, keys, Op.WAIT_IN_TURN)
 
     def arrive(self, arrival: Arrival, order: RequestOrder, key: bytes, size: int) -> None:
         """An arrival at a barrier; its `release` is called until all for whom it stands may go."""
         name = (Op.ARRIVE, key, size)
-        slot = self._find(order, name)
-        if not isinstance(slot, ArriveSlot) or not slot.has_room(arrival.count):
-            slot = self._joinable[name] = ArriveSlot(key, size)
-            self._put(order, slot, [key])
-        arrival.slot = slot
-        slot.arrivals[arrival] = None
+        request = self._find(order, name)
+        if not isinstance(request, CombinedArrival) or not request.has_room(arrival.count):
+            request = self._joinable[name] = CombinedArrival(key, size)
+            self._put(order, request, [key])
+        arrival.request = request
+        request.arrivals[arrival] = None
 
     def leave(self, arrival: Arrival, count: int, on_left: OnLeft) -> None:
         """Take back a part of an arrival."""
-        slot = arrival.slot
+        request = arrival.request
         count = min(count, arrival.count - arrival.leaving)
-        if slot.batch:
+        if request.batch:
             arrival.leaving += count
-            self._leave(slot.tag, count, partial(self._left, arrival, count, on_left))
+            self._leave(request.tag, count, partial(self._left, arrival, count, on_left))
             return
         arrival.count -= count
         if not arrival.count:
-            del slot.arrivals[arrival]
-        if not slot.arrivals:
-            self._drop_unsent(slot)
-            name = (Op.ARRIVE, slot.key, slot.size)
-            if self._joinable.get(name) is slot:
+            del request.arrivals[arrival]
+        if not request.arrivals:
+            self._drop_unsent(request)
+            name = (Op.ARRIVE, request.key, request.size)
+            if self._joinable.get(name) is request:
                 del self._joinable[name]
         on_left(count)
 
     def _left(self, arrival: Arrival, asked: int, on_left: OnLeft, status: Status, content: bytes) -> None:
         """Arrivals that were sent have been taken back, unless they had been released before."""
-        slot = arrival.slot
-        meant = slot.left(arrival, asked, parse_count(content) if status is Status.DONE else 0)
-        if not slot.count:
-            self._drop_sent(slot)
+        request = arrival.request
+        meant = request.left(arrival, asked, parse_count(content) if status is Status.DONE else 0)
+        if not request.count:
+            self._drop_sent(request)
         on_left(meant)
 
-    def pop_called(self, order: RequestOrder, call: Call, key: bytes, on_answer: OnAnswer) -> None:
+    def pop_called(self, order: RequestOrder, call: PopCall, key: bytes, on_answer: OnAnswer) -> None:
         """A pop by the client that was called to it."""
-        self._put(order, PlainSlot(Op.POP_CALLED, [key], pack_u64(call.tag), on_answer), [key])
+        self._put(order, SingleRequest(Op.POP_CALLED, [key], pack_u64(call.tag), on_answer), [key])
 
     def send_report(self, report: bytes) -> None:
         """Tell the other side what this relay knows."""
-        self._put(None, UnprovenSlot(Op.TOLD, [report], b"", ignore), [report])
+        self._put(None, UnprovenRequest(Op.TOLD, [report], b"", ignore), [report])
 
-    def dismiss(self, call: Call) -> None:
+    def dismiss(self, call: PopCall) -> None:
         """The client that was called will not pop."""
         self._leave(call.tag, 1, ignore)
 
@@ -242,34 +264,34 @@ class Combiner:
         requests: list[bytes] = []
         size = cost = 0
         self.begin_batch(number)
-        for slot in list(self._unsent):
-            data = slot.encode()
+        for request in list(self._unsent):
+            data = request.encode()
             if len(data) > longest:
-                self._refuse(slot, len(data), longest)
+                self._refuse(request, len(data), longest)
                 continue
             size += 8 + len(data)
-            cost += slot.cost + _REQUEST_COST
+            cost += request.cost + _REQUEST_COST
             if requests and (size > most_bytes or cost > _BATCH_COST):
                 break
             requests.append(data)
-            del self._unsent[slot]
-            self._unsent_bytes -= slot.cost
-            slot.batch = self._batches
-            slot.tag = self._tags
+            del self._unsent[request]
+            self._unsent_bytes -= request.cost
+            request.batch = self._batches
+            request.tag = self._tags
             self._tags += 1
-            self._sent[slot.tag] = slot
-            self._last_sent = slot.number
-            self._open += slot.is_immediate
+            self._sent[request.tag] = request
+            self._last_sent = request.number
+            self._open += request.is_immediate
         self._joinable.clear()
         return requests
 
-    def _refuse(self, slot: Slot, size: int, longest: int) -> None:
+    def _refuse(self, request: UpstreamRequest, size: int, longest: int) -> None:
         """Tell the clients that asked that the store takes no request of that size."""
-        del self._unsent[slot]
-        self._unsent_bytes -= slot.cost
-        self.held_bytes -= slot.cost
+        del self._unsent[request]
+        self._unsent_bytes -= request.cost
+        self.held_bytes -= request.cost
         message = f"a request of {size:,} bytes; the store takes {longest:,} from a relay at once"
-        slot.take(Status.REFUSED, message.encode())
+        request.take(Status.REFUSED, message.encode())
 
     def begin_batch(self, number: int) -> None:
         """A batch is sent, be it an empty one: a wait that begins from now on has begun after it."""
@@ -277,40 +299,40 @@ class Combiner:
 
     def take(self, tag: int, status: Status, content: bytes) -> None:
         """An item has come."""
-        slot = self._sent.get(tag)
-        if slot is None:
+        request = self._sent.get(tag)
+        if request is None:
             raise ProtocolError(f"an answer to request {tag}, which is not under way")
-        if slot.is_immediate and slot.pieces is None:
+        if request.is_immediate and request.pieces is None:
             self._open -= 1
-            if slot.is_proof and status is not Status.REFUSED:
-                self._proven = max(self._proven, slot.batch)
+            if request.is_proof and status is not Status.REFUSED:
+                self._proven = max(self._proven, request.batch)
         if status is Status.PIECE:
-            slot.take_piece(content)
+            request.take_piece(content)
             return
-        if slot.is_immediate:
-            self.held_bytes -= slot.cost
-        if slot.pieces is not None:
-            content = b"".join([*slot.pieces, content])
-        if slot.take(status, content):
+        if request.is_immediate:
+            self.held_bytes -= request.cost
+        if request.pieces is not None:
+            content = b"".join([*request.pieces, content])
+        if request.take(status, content):
             self._sent.pop(tag, None)
 
     # Inside
 
-    def _put(self, order: RequestOrder | None, slot: Slot, blobs: Sequence[bytes]) -> None:
+    def _put(self, order: RequestOrder | None, request: UpstreamRequest, blobs: Sequence[bytes]) -> None:
         self._numbers += 1
-        slot.number = self._numbers
+        request.number = self._numbers
         if order is not None:
-            order.last = slot.number
-        self._unsent[slot] = None
+            order.last = request.number
+        self._unsent[request] = None
         self.mark_due()
-        if slot.is_immediate:
-            self._hold(slot, _REQUEST_COST + sum(map(len, blobs)))
+        if request.is_immediate:
+            self._hold(request, _REQUEST_COST + sum(map(len, blobs)))
         else:
             self._check_pressure()
 
-    def _hold(self, slot: Slot, cost: int) -> None:
+    def _hold(self, request: UpstreamRequest, cost: int) -> None:
         """A request that is not sent takes more."""
-        slot.cost += cost
+        request.cost += cost
         self.held_bytes += cost
         self._unsent_bytes += cost
         self._check_pressure()
@@ -332,105 +354,90 @@ class Combiner:
             self._is_pressed = False
             self._others.append(DriverTask.READ_ON)
 
-    def _drop_unsent(self, slot: Slot) -> None:
+    def _drop_unsent(self, request: UpstreamRequest) -> None:
         """Nobody needs a wait or an arrival any more that was not sent."""
-        del self._unsent[slot]
+        del self._unsent[request]
         self._check_pressure()
 
-    def _drop_sent(self, slot: Slot, *_: object) -> None:
-        """Nothing more comes for a slot that was sent."""
-        self._sent.pop(slot.tag, None)
+    def _drop_sent(self, request: UpstreamRequest, *_: object) -> None:
+        """Nothing more comes for a request that was sent."""
+        self._sent.pop(request.tag, None)
 
-    def _find(self, order: RequestOrder, name: tuple[object, ...]) -> Slot | None:
+    def _find(self, order: RequestOrder, name: tuple[object, ...]) -> UpstreamRequest | None:
         """What a request of that name may join: behind all earlier requests of its order."""
-        slot = self._joinable.get(name)
-        if slot is None or slot.number < order.last:
+        request = self._joinable.get(name)
+        if request is None or request.number < order.last:
             return None
-        order.last = slot.number
-        return slot
+        order.last = request.number
+        return request
 
-    def _join_wait(self, waiter: Waiter, keys: tuple[bytes, ...], op: Op) -> None:
-        slot = self._waits.get(keys) if op is Op.WAIT else None
-        if slot is not None and slot.batch and (len(keys) > 1 or waiter.order.last > self._last_sent):
-            # Some of several keys may have come before this one began, and have gone since. And earlier
-            # requests of its order may still have to wait for a batch behind the next.
-            slot = None
-        if slot is None or (not slot.batch and slot.number < waiter.order.last):
-            slot = WaitSlot(keys, op, self._end_wait)
-            self._put(waiter.order, slot, ())
-            if op is Op.WAIT:
-                self._waits[keys] = slot
-        elif not slot.batch:
-            waiter.order.last = slot.number
-        waiter.slot = slot
-        waiter.since = self._batches + 1
-        slot.waiters[waiter] = None
-
-    def _end_wait(self, slot: WaitSlot, waiters: Sequence[Waiter], status: Status, content: bytes) -> None:
-        """A wait is over upstream: which of the clients that share it are woken?"""
-        if self._waits.get(slot.keys) is slot:
-            del self._waits[slot.keys]
+    def _end_wait(self, request: SharedWait, waiters: list[Waiter], status: Status, content: bytes) -> None:
+        """A wait is over upstream: end those that had begun before that, and ask for the others anew."""
+        if self._waits.get(request.keys) is request:
+            del self._waits[request.keys]
         if status is Status.REFUSED:
             for waiter in waiters:
                 waiter.end(content, None)
             return
-        proven = max(slot.batch, self._proven, parse_end_of_wait(content))
-        sure = [waiter for waiter in waiters if waiter.since <= proven]
-        again = [(waiter, Op.WAIT) for waiter in waiters if waiter.since > proven]
+        proven = max(request.batch, self._proven, parse_end_of_wait(content))
         if status is Status.CALLED:
-            called = next((waiter for waiter in sure if waiter.is_present), None)
-            again = [(waiter, Op.WAIT_IN_TURN) for waiter in waiters if waiter is not called]
-            sure = [called] if called is not None else []
-            if called is None:
-                self._leave(slot.tag, 1, ignore)
-        call = Call(slot.tag, slot.keys) if status is Status.CALLED else None
-        for waiter in sure:
-            waiter.end(None, call)
-        self._wait_again(again, slot.keys)
+            self._call_one(request, waiters, proven)
+            return
+        for waiter in waiters:
+            if waiter.since <= proven:
+                waiter.end(None, None)
+        for waiter in waiters:
+            if waiter.since > proven:
+                self.wait(waiter, request.keys)
 
-    def _wait_again(self, waiters: Sequence[tuple[Waiter, Op]], keys: tuple[bytes, ...]) -> None:
-        in_turn: WaitSlot | None = None
-        for waiter, op in waiters:
-            if op is Op.WAIT_IN_TURN and not waiter.is_present:
-                self.parked[waiter] = (keys, op)
-            elif op is Op.WAIT or in_turn is None:
-                self._join_wait(waiter, keys, op)
-                in_turn = waiter.slot if op is Op.WAIT_IN_TURN else in_turn
+    def _call_one(self, request: SharedWait, waiters: list[Waiter], proven: int) -> None:
+        """A push has ended a wait: call one client, and have the others wait again, in turn."""
+        called = next((each for each in waiters if each.since <= proven and each.is_present), None)
+        if called is None:
+            self._leave(request.tag, 1, ignore)
+        else:
+            called.end(None, PopCall(request.tag, request.keys))
+        in_turn: SharedWait | None = None
+        for waiter in waiters:
+            if waiter is called:
+                continue
+            if not waiter.is_present:
+                self.parked[waiter] = request.keys
+            elif in_turn is None:
+                self.wait(waiter, request.keys, Op.WAIT_IN_TURN)
+                in_turn = waiter.request
             else:
-                waiter.order.last = in_turn.number
-                waiter.slot = in_turn
-                waiter.since = self._batches + 1
-                in_turn.waiters[waiter] = None
+                self._let_share(in_turn, waiter)
 
     def _leave(self, tag: int, count: int, on_answer: OnAnswer) -> None:
-        self._put(None, UnprovenSlot(Op.LEAVE, (), pack_pair(tag, count), on_answer), ())
+        self._put(None, UnprovenRequest(Op.LEAVE, (), pack_pair(tag, count), on_answer), ())
 
     def check_invariants(self) -> None:
-        for slot in self._unsent:
-            assert not slot.batch
-            assert not isinstance(slot, WaitSlot) or slot.waiters
-            assert not isinstance(slot, ArriveSlot) or slot.count
-        numbers = [slot.number for slot in self._unsent]
+        for request in self._unsent:
+            assert not request.batch
+            assert not isinstance(request, SharedWait) or request.waiters
+            assert not isinstance(request, CombinedArrival) or request.count
+        numbers = [request.number for request in self._unsent]
         assert numbers == sorted(numbers)
-        assert all(slot in self._unsent for slot in self._joinable.values())
+        assert all(request in self._unsent for request in self._joinable.values())
         sent = self._sent.values()
-        assert self._open == sum(slot.is_immediate and slot.pieces is None for slot in sent)
-        for tag, slot in self._sent.items():
-            assert slot.tag == tag
-            assert 0 < slot.batch <= self._batches
-            if isinstance(slot, WaitSlot):
-                assert bool(slot.waiters) != slot.is_leaving
-            if isinstance(slot, ArriveSlot):
-                assert slot.count
-                assert all(arrival.count >= 0 for arrival in slot.arrivals)
-        slots = [*self._unsent, *self._sent.values()]
+        assert self._open == sum(request.is_immediate and request.pieces is None for request in sent)
+        for tag, request in self._sent.items():
+            assert request.tag == tag
+            assert 0 < request.batch <= self._batches
+            if isinstance(request, SharedWait):
+                assert bool(request.waiters) != request.is_leaving
+            if isinstance(request, CombinedArrival):
+                assert request.count
+                assert all(arrival.count >= 0 for arrival in request.arrivals)
+        requests = [*self._unsent, *self._sent.values()]
         for keys, wait in self._waits.items():
-            assert wait in slots
+            assert wait in requests
             assert wait.keys == keys
             assert not wait.is_leaving
-        for slot in slots:
-            if isinstance(slot, WaitSlot):
-                assert all(waiter.slot is slot for waiter in slot.waiters)
-        assert self.held_bytes == sum(slot.cost for slot in slots)
-        assert self._unsent_bytes == sum(slot.cost for slot in self._unsent)
-        self.known.check_invariants()
+        for request in requests:
+            if isinstance(request, SharedWait):
+                assert all(waiter.request is request for waiter in request.waiters)
+        assert self.held_bytes == sum(request.cost for request in requests)
+        assert self._unsent_bytes == sum(request.cost for request in self._unsent)
+        self.values.check_invariants()

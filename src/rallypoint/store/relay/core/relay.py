@@ -1,22 +1,76 @@
 """A relay without its I/O: takes bytes from its clients and from upstream, returns bytes for both. Pure.
 
-The relay holds one session upstream, at a store or another relay, and asks there for all its clients:
+A relay answers for the store. It holds one session upstream, at the store or at another relay, and combines
+what its clients ask into few requests there. Clients must not be able to tell it from the store, except by
+the time it takes:
 
-- `ranks` are its clients, `children` the sessions of relays below. What they ask becomes a slot (`slots`):
-  one request upstream, for one or for many.
-- `combining` decides who shares a slot. What is asked while a batch is under way waits for the next one, and
-  may be joined meanwhile; nothing is ever delayed for that. A request joins an equal one, or an ADD another
-  ADD, only while that is unsent, and only behind all earlier requests of its own order: so it is carried out
-  after it was asked, and in its order. A wait for one key may join one that is under way. It ends with that
-  only if that ended after this one had begun, which a batch proves that was sent in between and taken before
-  the end; else the wait is asked anew. docs/concepts/relays.md has the reasons.
-- `upstream` is the session's state: batches and frames are numbered; batches stay in a resend buffer until
-  the other side has acknowledged them, and are sent again on the next connection. So each request is
-  carried out once.
+- *linearizability*: every operation takes effect at one moment between its call and its return;
+- *program order*: the requests of one connection take effect in their order;
+- *exactly once*: what has an answer was carried out once.
+
+The store carries out one request at a time, and that moment is the moment of the operation. A write without a
+reply may be carried out any time later, but before what its client asks next with a reply.
+
+Batches. One batch is under way at a time. What clients ask meanwhile waits for the next one, and nothing is
+ever delayed in order to be combined. A batch of nothing but waits and arrivals is not waited for. A batch is
+carried out in its order, and a request that joins no other goes to its end.
+
+Joining. A request may join an equal one if that one (a) has not been sent, and (b) stands behind all earlier
+requests of the client that joins. Then it is carried out after it was asked, before it is answered, and in
+program order. Without (a), the store may have carried out the other one already, and a write that returned
+since would be missed. Without (b), a GET after a SET of the same client could join a GET that stands before
+that SET.
+
+    GET, CHECK, MULTI_GET  equal reads are one, at one moment, and its reply is everybody's
+    SET                    of the same key and the same short value: to do it several times is to do it once
+    ADD                    to the same key: one ADD of the sum. If the store answers T, amounts a1, ..., an
+                           get T - a2 - ... - an, ..., T, as if carried out in the order of arrival. Only
+                           amounts of one sign are added up: then all of these fit into 64 bits if T does. If
+                           the store refuses the sum, nothing was done, and each is asked for alone; a client
+                           that has gone on meanwhile is refused, as its ADD would be out of order
+    BARRIER                of the same key and size: one ARRIVE of their number. The store says how many of
+                           them are released; which ones is for the relay to choose. A LEAVE takes some back
+                           by number. It may cross a release, so its answer says how many it has taken back
+    others                 are sent one by one
+
+Waits. A WAIT for one key may join another one (c) after that was sent. It ends with that one if that one
+ended after it had begun: news of the end takes a while, and the key may have come, and gone, before. So each
+waiter notes the number of the next batch. If the store had taken that batch, or a later one, when the wait
+ended, the waiter began before the end. The store's answer says which batch it had taken; an answer to a
+request of a later batch proves it as well, through any number of relays. (An answer to a LEAVE proves
+nothing, as a relay on the way may have given it.) A waiter without proof waits anew. WAITs for several keys
+join only before they are sent: the store ticks off the keys one by one, and one may have come, and gone,
+before the waiter began.
+
+Queues. A push *calls* one waiter: it ends a wait, for one client, which is to pop. The others wait again, *in
+turn*: a value for which somebody is called is not there for them. A called client that leaves or cancels
+without a pop declines the call, and the store calls the next one, wherever that is.
+
+Values. Every read is asked of the store, but a long value that did not change is not sent again: see
+`values`.
+
+The session upstream outlives its connections. Batches and frames are numbered, and each side keeps what it
+sent until the other side acknowledges it. When the relay takes the session up on a new connection, both say
+the last number that they have received, and send the rest again, unchanged. A number is accepted once, so an
+ADD counts once, and its answer is not lost. Combining knows nothing of connections. When the session itself
+is given up, what was asked has no answer: the relay closes its clients and begins a new session.
+
+While a session is away, its ranks may be dead: its arrivals do not count at barriers, and pushes call others.
+When it is back, it first says who has left (LEAVE), then that it is PRESENT. A relay does to the sessions of
+relays below (`downstream`) as the store does; since all rules speak only of what was sent, of answers, and of
+the order of one stream, they hold at every level. When a wait ended, in terms of the batches of the relay
+below, only the store knows: that relay goes by its answers.
 
 The clients' side is a `ServerCore`, which a pump serves as it serves the store's. The driver of the upstream
 side shakes hands, sends what `connect` returns, passes what it reads to `receive_upstream`, sends what that
 and `flush` return, and reports when the connection is lost.
+
+    relay_client       a client: its requests to the combiner, its replies in order
+    downstream         the sessions of relays below, whose requests go to the combiner as well
+    combining          which requests share one, what the next batch is, for whom a wait is over
+    upstream_requests  those requests, and what an answer means for each client that shares one
+    values             the values that this relay knows
+    upstream           the session: numbers, what is kept and sent again, signs of life
 """
 
 from __future__ import annotations
@@ -26,40 +80,31 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS
+from rallypoint.store.core.context import About, Context, DriverTask
 from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
-from rallypoint.store.core.outbox import DriverTask
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.turn import Turn
-from rallypoint.store.relay.core.children import RelayCarrier
 from rallypoint.store.relay.core.combining import Combiner
-from rallypoint.store.relay.core.ranks import Rank
+from rallypoint.store.relay.core.downstream import RelayCarrier
+from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.core.upstream import Upstream
 from rallypoint.store.rollcall.question import KEYS_NAMED, Question
 from rallypoint.store.wire.limits import Limits
-from rallypoint.store.wire.opcodes import Op
+from rallypoint.store.wire.opcodes import CLIENT_OPS, Op
 from rallypoint.store.wire.parser import RequestTable
-from rallypoint.store.wire.requests import (
-    CLIENT_METHODS,
-    EXTENSION_METHODS,
-    SESSION_METHODS,
-    Deliver,
-    carried,
-)
+from rallypoint.store.wire.requests import Deliver, carried
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall import snapshot as told
 
 
-class RelayCore(ServerCore[Rank]):
+class RelayCore(ServerCore[RelayClient]):
     """One relay. Not safe for threads."""
 
     kind = "relay"
 
-    __slots__ = (
-        *("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream"),
-        *("request_table", "upstream"),
-    )
+    __slots__ = (*("_carrier", "_context", "_is_reporting", "combiner", "describe_upstream", "upstream"),)
 
     def __init__(
         self,
@@ -73,9 +118,9 @@ class RelayCore(ServerCore[Rank]):
         self._context = context
         self.combiner = Combiner(context)
         self._carrier = RelayCarrier(self.combiner, context.turn)
-        super().__init__(context, self._carrier)
-        own: dict[Op, Deliver[Rank]] = {**SESSION_METHODS, **EXTENSION_METHODS}
-        self.request_table: RequestTable[Rank] = RequestTable(self.limits, {**carried(CLIENT_METHODS), **own})
+        own: dict[Op, Deliver[RelayClient]] = {**SESSION_METHODS, **EXTENSION_METHODS}
+        table: RequestTable[RelayClient] = RequestTable(context.limits, {**carried(CLIENT_OPS), **own})
+        super().__init__(context, self._carrier, table)
         self.describe_upstream: Callable[[], told.Upstream | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._open_session(token)
@@ -86,30 +131,24 @@ class RelayCore(ServerCore[Rank]):
 
     # Clients
 
-    def _make(self, peer: str) -> Rank:
-        return Rank(self, self.combiner, self.request_table, peer)
+    def _make(self, peer: str) -> RelayClient:
+        return RelayClient(self, self.combiner, self.request_table, peer)
 
-    def _leave(self, client: Rank) -> None:
+    def _leave(self, client: RelayClient) -> None:
         super()._leave(client)
         self.combiner.withdraw(client.leave())
 
-    def close(self, client: Rank) -> None:
+    def close(self, client: RelayClient) -> None:
         super().close(client)
         client.forget_replies()
 
     # What it knows
 
-    def counts(self) -> dict[Op, int]:
-        counts = self.request_table.counts(self.clients.operations)
-        for op, count in super().counts().items():
-            counts[op] = counts.get(op, 0) + count
-        return counts
-
     @property
     def waiting(self) -> int:
         return sum(rank.is_waiting for rank in self.clients)
 
-    def waits_of(self, rank: Rank) -> Sequence[Pending]:
+    def waits_of(self, rank: RelayClient) -> Sequence[Pending]:
         return rank.pending(KEYS_NAMED)
 
     def sum_up(self) -> told.Snapshot:

@@ -1,7 +1,6 @@
 """The relay's half of its session upstream: every request answered once, over connections that may break.
 
-Pure: `connected` and `receive` take what happens and return what to send; time comes in as a parameter.
-What is sent is kept until the other side has taken it, and sent again on the next connection.
+`connected` and `receive` take what happens, and return what to send. `relay` has the theory.
 """
 
 from __future__ import annotations
@@ -56,17 +55,8 @@ class Upstream:
     """One session upstream, for the requests of one combiner."""
 
     __slots__ = (
-        *("_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_on_report_asked"),
-        *(
-            "_reader",
-            "_silent",
-            "_state",
-            "_taken",
-            "_ticks",
-            "_acknowledged",
-            "_token",
-            "_unacknowledged_bytes",
-        ),
+        *("_acknowledged", "_combiner", "_greeting", "_is_known", "_keep_ms", "_kept", "_note", "_reader"),
+        *("_on_report_asked", "_silent", "_state", "_taken", "_ticks", "_token", "_unacknowledged_bytes"),
         *("batches", "frames", "keeps_seconds", "most_bytes"),
     )
 

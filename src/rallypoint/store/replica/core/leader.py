@@ -1,16 +1,10 @@
-"""The process that leads: its clients' requests become records, and the records become replies. Pure.
+"""The leader: clients' requests become records, committed records become replies. `replica` has the theory.
 
-The clients' side is a `ServerCore` of `Caller`s, which a pump serves as it serves a store's. A request is not
-carried out when it comes, unless it only reads: it stands in the next record. When the engine has
-acknowledged that, the replica applies it, and only then is there a reply. While a record is on its way,
-requests gather for the next one.
-
-The driver
+The clients' side is a `ServerCore` of `Caller`s, which a pump serves as it serves a store's. The driver
 
 - calls `begin`, and then, whenever the outbox says FLUSH, `next_record`; it has the engine append the parts,
   and calls `committed`;
-- says when the engine has confirmed that this process leads (`confirm`): until then, and when that is long
-  ago, nothing is answered without a record.
+- says when the engine has confirmed that this process leads (`confirm`).
 """
 
 from __future__ import annotations
@@ -21,13 +15,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import LimitError, ProtocolError
-from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import About, Context
+from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client
+from rallypoint.store.core.context import About, Close, Context, DriverTask
 from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
-from rallypoint.store.core.outbox import Close, DriverTask
 from rallypoint.store.core.server_core import ServerCore
-from rallypoint.store.core.sessions import Session
-from rallypoint.store.core.slices import Rest
+from rallypoint.store.core.sessions import NoCarrier, Session
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
@@ -39,9 +31,8 @@ from rallypoint.store.wire.encoding import EMPTY_BLOB, VALIDATE, blob, encode, p
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import LOGGED_OPS, READ_OPS, READY, Op
 from rallypoint.store.wire.parser import RequestParser, RequestTable
-from rallypoint.store.wire.requests import EXTENSION_METHODS, SESSION_METHODS, Deliver, carried
+from rallypoint.store.wire.requests import Deliver, Nature, Scanner, carried
 from rallypoint.store.wire.sessions import ANNOUNCED, Note, pack_note
-from rallypoint.store.wire.whole import Nature, Scanner
 
 if TYPE_CHECKING:
     from rallypoint.store.rollcall.snapshot import Replication, Snapshot
@@ -69,17 +60,8 @@ class Caller(Client):
     """One client of the leader."""
 
     __slots__ = (
-        "_has_only_looked",
-        "_is_looking",
-        "_leader",
-        "_most_bytes",
-        "_outgoing",
-        "_outgoing_bytes",
-        "_woken",
-        "has_left",
-        "is_known",
-        "name",
-        "pending",
+        *("_has_only_looked", "_is_looking", "_leader", "_most_bytes", "_outgoing", "_outgoing_bytes"),
+        *("_woken", "has_left", "is_known", "name", "pending"),
     )
 
     def __init__(self, leader: LeaderCore, peer: str) -> None:
@@ -210,7 +192,7 @@ class LeaderCore(ServerCore[Caller]):
     __slots__ = (
         *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
         *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
-        *("_time_ahead", "_waiting_bytes", "request_table", "replica", "scanner", "describe_replication"),
+        *("_time_ahead", "_waiting_bytes", "replica", "scanner", "describe_replication"),
     )
 
     def __init__(
@@ -223,10 +205,10 @@ class LeaderCore(ServerCore[Caller]):
     ) -> None:
         """`clock`: the monotonic clock of `turn`, but not only once in a turn: see `may_read`."""
         context = Context(limits, turn, about)
-        super().__init__(context, _NoSessions())
-        self.replica = replica
         own: dict[Op, Deliver[Caller]] = {**EXTENSION_METHODS, Op.BEAT: SESSION_METHODS[Op.BEAT]}
-        self.request_table: RequestTable[Caller] = RequestTable(self.limits, {**carried(LOGGED_OPS), **own})
+        table: RequestTable[Caller] = RequestTable(context.limits, {**carried(LOGGED_OPS), **own})
+        super().__init__(context, NoCarrier(), table)
+        self.replica = replica
         self.scanner = Scanner(self.limits, LOGGED_OPS)
         self.looks = self._all_looks = LeaderLooks(self)
         self.describe_replication: Callable[[], Replication | None] = lambda: None
@@ -525,18 +507,6 @@ class _Reader(Connection):
 
     def hold(self, *_: object) -> None:
         """Nothing is held for it: it is read to the end at once."""
-
-
-class _NoSessions:
-    """The sessions of relays are the replica's; the leader has none of its own."""
-
-    def carry(self, *_: object) -> Rest | None:
-        raise AssertionError
-
-    def suspend(self, _: Session, /) -> Rest:
-        raise AssertionError
-
-    resume = forget = suspend
 
 
 class LeaderLooks(Looks):

@@ -1,7 +1,37 @@
 """A store that is made by the records of its log alone: the same records give the same store. Pure.
 
-The leader applies a record when the engine has acknowledged it; a standby, when it has read it. So both are
-equal at every record, and neither holds anything that could be lost.
+The core of a store is deterministic: the same inputs in the same order, with the same times, make the same
+state and the same replies. So a store is replicated by its inputs. They are a log of records, numbered from
+1, on an engine that many machines reach. One process leads: it appends its clients' requests to the log.
+Others stand by: they read the log, and apply each record to a replica of their own. Waits, barriers, queues
+and the sessions of relays are state like any other, so they survive without code of their own.
+
+A record has a time and entries (`records.Kind`): a client has come, has sent these requests, is gone;
+sessions whose time is over are given up; a store is dropped; somebody else leads. Its time is the only time
+that a replica knows. Only whole requests are logged, so no replica holds half of one.
+
+Apply after commit. The leader appends requests before it carries them out. When the engine has acknowledged
+the record, it applies it exactly as a standby does, and only then replies. So nobody sees what may be lost,
+the leader's state is never ahead of the log, nothing is ever rolled back, and all replicas are equal, byte by
+byte, at every record. One append is under way at a time; what is asked meanwhile goes into the next record.
+
+Terms. Each leadership has a number, and every write names it: the engine refuses a write of an old term. A
+leader that was paused for an hour writes nothing, so it applies and answers nothing either. It renews its
+term all the time; a standby that has seen no change for a while acquires the next term, on the condition that
+nothing has changed since it looked. It reads the log to its end, and its first record closes all connections
+of the term before. Sessions wait for their relays.
+
+Leases. A request that only reads is answered from the applied state, without a record, if nothing that its
+client asked before is under way, and if the engine has confirmed the term less than LEASE_SECONDS ago. Others
+lead only after a longer silence, so until then this is the only leader. No clocks are compared, but a second
+must last about equally long everywhere. Without a lease, reads become entries of a record, which is always
+right. The time of the log stands still meanwhile: no session is given up while its relay could not come back.
+
+Checkpoints. From time to time the leader packs its whole state, which takes the place of the records before
+it. A checkpoint and the first record of each term name the version and the limits that decide what a request
+does: of two processes that differ in that, each would make another store of the same log, so one refuses.
+
+A log holds several stores by name, which ENTER chooses.
 """
 
 from __future__ import annotations
@@ -16,8 +46,7 @@ from rallypoint import __version__
 from rallypoint.codec import to_text
 from rallypoint.errors import ProtocolError, UnknownOperationError
 from rallypoint.store.core.clients import Client
-from rallypoint.store.core.context import About
-from rallypoint.store.core.outbox import Close, CoreFault, DriverTask
+from rallypoint.store.core.context import About, Close, CoreFault, DriverTask
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.replica.core.records import (
@@ -94,25 +123,15 @@ class Replica:
     """The stores of one log, by their names. Not safe for threads."""
 
     __slots__ = (
-        "_about",
-        "_assembly",
-        "_here",
-        "_limits",
-        "_numbers",
-        "faults",
-        "last",
-        "sequence",
-        "stores",
-        "taken_bytes",
-        "taken_records",
-        "turn",
+        *("_about", "_assembly", "_clients", "_limits", "_numbers", "faults", "last", "sequence", "stores"),
+        *("taken_bytes", "taken_records", "turn"),
     )
 
     def __init__(self, limits: Limits | None = None, about: About | None = None) -> None:
         self._limits = limits or Limits()
         self._about = about or About()
         self._assembly = Assembly()
-        self._here: dict[int, tuple[Core, Connection]] = {}
+        self._clients: dict[int, tuple[Core, Connection]] = {}
         self._numbers: dict[Client, int] = {}
         self.turn = Turn()
         """The time of the record that was applied last."""
@@ -162,7 +181,7 @@ class Replica:
                 core.engine.sweep()
 
     def _receive(self, number: int, data: bytes, put: Put) -> None:
-        core, client = self._here.get(number, (None, None))
+        core, client = self._clients.get(number, (None, None))
         if core is None or client is None:  # it was closed by what it sent before
             return
         error: ProtocolError | None = None
@@ -197,7 +216,7 @@ class Replica:
         elif entry.kind is Kind.CLOSE:
             self._close(entry.client)
         elif entry.kind is Kind.TERM:
-            for number in list(self._here):  # of the leader before, which tells them nothing any more
+            for number in list(self._clients):  # of the leader before, which tells them nothing any more
                 self._close(number)
             for core in self.stores.values():
                 self._empty_outbox(core, put)
@@ -245,11 +264,11 @@ class Replica:
             put(Output(entry.client, b"", error))
             return
         client.receive(VALIDATE)
-        self._here[entry.client] = core, client
+        self._clients[entry.client] = core, client
         self._numbers[client] = entry.client
 
     def _close(self, number: int) -> None:
-        core, client = self._here.pop(number, (None, None))
+        core, client = self._clients.pop(number, (None, None))
         if core is not None and client is not None:
             del self._numbers[client]
             core.close(client)
@@ -291,7 +310,7 @@ class Replica:
 
     def client(self, number: int) -> tuple[Core, Connection] | None:
         """A client of this number, and its store."""
-        return self._here.get(number)
+        return self._clients.get(number)
 
     def number_of(self, client: Client) -> int | None:
         """The number of a client; None if it has gone."""
@@ -320,7 +339,7 @@ class Replica:
             [
                 name,
                 core.state(),
-                [(number, client.id) for number, (of, client) in self._here.items() if of is core],
+                [(number, client.id) for number, (of, client) in self._clients.items() if of is core],
             ]
             for name, core in self.stores.items()
         ]
@@ -350,7 +369,7 @@ class Replica:
             core.take_state(core_state)
             for number, client_id in here:
                 client = core.clients.with_id(client_id)
-                replica._here[number] = core, client
+                replica._clients[number] = core, client
                 replica._numbers[client] = number
         return replica
 

@@ -14,10 +14,16 @@ goes on with another history.
 
 All keys begin with `rallypoint:{JOB}:`:
 
-    leader        a hash: see `redis_scripts.py`
+    leader        a hash: term, owner, address, beat; `last` and `stamp`, the number of the last record and
+                  who wrote it; `kept`, up to where replicas are known to have the records; `lost`, why
+                  nobody may go on
     log           a stream: the sequence number of a record is its id
     checkpoint    a hash: name, length, number of parts, parts by number; `checkpoint:next` while it is made
-    followers     a hash: see `redis_scripts.py`
+    followers     a hash: of each its last record, and when it said so
+
+Each script checks the term and writes, as one. KEYS[1] is `leader`, but for `_ANNOUNCE`. A script returns a
+word, and what explains it. It writes something also when it is repeated and finds its work done: WAIT is
+about what a connection has written.
 """
 
 from __future__ import annotations
@@ -29,7 +35,6 @@ from urllib.parse import quote
 
 from rallypoint.errors import UsageError
 from rallypoint.store.replica.core.records import Pace, parsing
-from rallypoint.store.replica.engines import redis_scripts as scripts
 from rallypoint.store.replica.engines.address import EngineAddress
 from rallypoint.store.replica.engines.redis_client import Command, RedisClient
 from rallypoint.store.replica.log import (
@@ -46,6 +51,133 @@ from rallypoint.store.replica.log import (
 
 FOLLOWER_SECONDS: Final = 5
 """How long after its last word a standby is forgotten."""
+
+
+_OK: Final = b"ok"
+_OTHER_TERM: Final = b"other term"
+_OTHER_RECORD: Final = b"other record"
+_LOST: Final = b"lost"
+_MARKED: Final = b"marked"
+
+_ACQUIRE: Final = """
+local seen_term, seen_beat, term, owner, address = unpack(ARGV)
+local now = redis.call('HMGET', KEYS[1], 'term', 'beat', 'owner', 'address', 'last', 'lost')
+if now[6] then
+  return {'marked', now[6]}
+end
+if (now[1] or '0') == seen_term and (now[2] or '0') == seen_beat then
+  if not now[2] then
+    local time = redis.call('TIME')
+    redis.call('HSET', KEYS[1], 'beat', time[1] .. string.sub('000000' .. time[2], -6))
+  end
+  redis.call('HSET', KEYS[1], 'term', term, 'owner', owner, 'address', address)
+elseif now[1] ~= term or now[3] ~= owner or now[4] ~= address then
+  return {'other term', now[1] or '0'}
+end
+redis.call('HINCRBY', KEYS[1], 'beat', 1)
+return {'ok', now[5] or '0'}
+"""
+"""The first beat is the time: if Redis has lost all, no beat comes a second time."""
+
+_CHECK: Final = """
+local now = redis.call('HMGET', KEYS[1], 'term', 'owner', 'lost')
+if now[3] then
+  return {'marked', now[3]}
+end
+if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] then
+  return {'other term', now[1] or '0'}
+end
+"""
+"""Of all that follow: ARGV[1] is the term, ARGV[2] its owner."""
+
+_RENEW: Final = f"""{_CHECK}
+redis.call('HINCRBY', KEYS[1], 'beat', 1)
+redis.call('HSET', KEYS[1], 'kept', ARGV[3])
+return {{'ok'}}
+"""
+
+_RELEASE: Final = f"""{_CHECK}
+redis.call('HINCRBY', KEYS[1], 'beat', 1)
+redis.call('HSET', KEYS[1], 'owner', '', 'address', '')
+return {{'ok'}}
+"""
+
+_APPEND: Final = f"""{_CHECK}
+local sequence, data, kept = ARGV[3], ARGV[4], ARGV[5]
+local stamp = ARGV[1] .. ' ' .. ARGV[2]
+local end_ = redis.call('HMGET', KEYS[1], 'last', 'stamp')
+local last = tonumber(end_[1] or '0')
+local id = sequence .. '-0'
+if tonumber(sequence) > last + 1 then
+  return {{'lost', end_[1] or '0'}}
+elseif tonumber(sequence) <= last then
+  local there = redis.call('XRANGE', KEYS[2], id, id)[1]
+  if not there or there[2][2] ~= stamp or there[2][6] ~= data then
+    return {{'other record'}}
+  end
+  redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+  return {{'ok'}}
+end
+redis.call('XADD', KEYS[2], id, 'stamp', stamp, 'before', end_[2] or '', 'data', data)
+redis.call('HSET', KEYS[1], 'last', sequence, 'stamp', stamp, 'kept', kept)
+return {{'ok'}}
+"""
+
+_TRIM: Final = f"""{_CHECK}
+redis.call('XTRIM', KEYS[2], 'MINID', ARGV[3] .. '-1')
+redis.call('HSET', KEYS[1], 'trimmed', ARGV[3])
+return {{'ok'}}
+"""
+
+_PUT_PART: Final = f"""{_CHECK}
+local name, number, data = ARGV[3], ARGV[4], ARGV[5]
+if redis.call('HGET', KEYS[2], 'name') ~= name then
+  redis.call('UNLINK', KEYS[2])
+end
+redis.call('HSET', KEYS[2], 'name', name, number, data)
+return {{'ok'}}
+"""
+
+_PUT_CHECKPOINT: Final = f"""{_CHECK}
+local name, parts, sequence, length = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local last = redis.call('HGET', KEYS[1], 'last') or '0'
+if tonumber(last) < tonumber(sequence) then
+  return {{'lost', last}}
+end
+if redis.call('HGET', KEYS[3], 'name') == name then
+  redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+  redis.call('UNLINK', KEYS[2])
+  return {{'ok'}}
+end
+redis.call('HSET', KEYS[2], 'name', name, 'parts', parts, 'length', length)
+if redis.call('HLEN', KEYS[2]) ~= parts + 3 then
+  return {{'lost', '0'}}
+end
+redis.call('RENAME', KEYS[2], KEYS[3])
+return {{'ok'}}
+"""
+
+_MARK_LOST: Final = """
+if not redis.call('HGET', KEYS[1], 'lost') then
+  redis.call('HSET', KEYS[1], 'lost', ARGV[1])
+end
+redis.call('HINCRBY', KEYS[1], 'repeated', 1)
+return {'ok'}
+"""
+
+_ANNOUNCE: Final = """
+local time = redis.call('TIME')[1]
+local all = redis.call('HGETALL', KEYS[1])
+for index = 1, #all, 2 do
+  local said = string.match(all[index + 1], '%d+ (%d+)')
+  if not said or time - said >= tonumber(ARGV[3]) then
+    redis.call('HDEL', KEYS[1], all[index])
+  end
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. time)
+return redis.call('EXPIRE', KEYS[1], ARGV[3])
+"""
+"""KEYS[1] is the hash `followers`; silent ones are dropped."""
 
 
 class RedisLog:
@@ -79,22 +211,20 @@ class RedisLog:
 
     def acquire(self, seen: Leadership, address: str) -> int:
         term = seen.term + 1
-        word, about = self._eval(
-            scripts.ACQUIRE, (self._leader,), seen.term, seen.beat, term, self._owner, address
-        )
-        self._check_mark(about if word == scripts.MARKED else None)
+        word, about = self._eval(_ACQUIRE, (self._leader,), seen.term, seen.beat, term, self._owner, address)
+        self._check_mark(about if word == _MARKED else None)
         with parsing(self.name, "who leads"):
             number = int(about)
-        if word != scripts.OK:
+        if word != _OK:
             raise FencedError(f"{self.name}: term {number} is under way")
         self._kept = number  # the replicas that have acknowledged this have all that was before
         return term
 
     def renew(self, term: int) -> None:
-        self._write(scripts.RENEW, (self._leader,), term, self._kept)
+        self._write(_RENEW, (self._leader,), term, self._kept)
 
     def release(self, term: int) -> None:
-        self._eval(scripts.RELEASE, (self._leader,), term, self._owner)
+        self._eval(_RELEASE, (self._leader,), term, self._owner)
 
     # Records ------------------------------------------------------------------------------------------------
 
@@ -102,7 +232,7 @@ class RedisLog:
         if len(data) > MOST_BYTES:
             raise UsageError(f"a record of {len(data)} bytes is too long")
         kept = self._kept if self._acks else sequence
-        self._write(scripts.APPEND, (self._leader, self._log), term, sequence, data, kept)
+        self._write(_APPEND, (self._leader, self._log), term, sequence, data, kept)
         self._kept = sequence
         self._known = (sequence, f"{term} {self._owner}".encode())
 
@@ -139,7 +269,7 @@ class RedisLog:
         return [fields[b"data"] for _, fields in shown]
 
     def trim(self, term: int, sequence: int) -> None:
-        self._write(scripts.TRIM, (self._leader, self._log), term, sequence)
+        self._write(_TRIM, (self._leader, self._log), term, sequence)
 
     # Checkpoints --------------------------------------------------------------------------------------------
 
@@ -173,15 +303,15 @@ class RedisLog:
         name = f"{checkpoint.sequence} {term} {self._owner}"
         pieces = [data[start : start + MOST_BYTES] for start in range(0, len(data), MOST_BYTES)]
         for number, piece in enumerate(pieces):
-            self._write(scripts.PUT_PART, (self._leader, self._next), term, name, number, piece)
+            self._write(_PUT_PART, (self._leader, self._next), term, name, number, piece)
         keys = (self._leader, self._next, self._checkpoint)
-        self._write(scripts.PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence, len(data))
+        self._write(_PUT_CHECKPOINT, keys, term, name, len(pieces), checkpoint.sequence, len(data))
 
     # Followers ----------------------------------------------------------------------------------------------
 
     def announce(self, follower: Follower) -> None:
         arguments = (follower.name, follower.sequence, FOLLOWER_SECONDS)
-        self._client.run(("EVAL", scripts.ANNOUNCE, 1, self._followers, *arguments))
+        self._client.run(("EVAL", _ANNOUNCE, 1, self._followers, *arguments))
 
     def followers(self) -> Sequence[Follower]:
         (now, _), found = self._client.run(("TIME",), ("HGETALL", self._followers))
@@ -201,7 +331,7 @@ class RedisLog:
     # Losses, and the end ------------------------------------------------------------------------------------
 
     def mark_lost(self, why: str) -> None:
-        self._eval(scripts.MARK_LOST, (self._leader,), why)
+        self._eval(_MARK_LOST, (self._leader,), why)
 
     def _check_mark(self, lost: bytes | None) -> None:
         if lost is not None:
@@ -218,16 +348,16 @@ class RedisLog:
 
     def _write(self, script: str, keys: Sequence[str], term: int, *arguments: str | bytes | int) -> None:
         word, *about = self._eval(script, keys, term, self._owner, *arguments)
-        self._check_mark(about[0] if word == scripts.MARKED else None)
+        self._check_mark(about[0] if word == _MARKED else None)
         with parsing(self.name, "who leads"):
             number = int(about[0]) if about else 0
-        if word == scripts.OTHER_TERM and 0 < number < term:
+        if word == _OTHER_TERM and 0 < number < term:
             raise LostRecordsError(f"{self.name}: term {term} is gone; the last one there is {number}")
-        if word == scripts.OTHER_TERM:
+        if word == _OTHER_TERM:
             raise FencedError(f"{self.name}: term {term} is over; there is term {number}")
-        if word == scripts.OTHER_RECORD:
+        if word == _OTHER_RECORD:
             raise FencedError(f"{self.name}: there is another record of this number")
-        if word == scripts.LOST:
+        if word == _LOST:
             raise LostRecordsError(f"{self.name}: what was before this is gone; the last is {number}")
 
     def _eval(self, script: str, keys: Sequence[str], *arguments: str | bytes | int) -> list[Any]:

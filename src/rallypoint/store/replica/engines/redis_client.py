@@ -1,4 +1,7 @@
-"""Commands to Redis, to a server or to the master that Sentinels name: with a deadline, and tried again."""
+"""Commands to Redis, to a server or to the master that Sentinels name: with a deadline, and tried again.
+
+And the commands that a log needs, which its user has to be allowed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -36,6 +40,34 @@ _PASSING: Final = (
 _RIGHTS: Final = "its user needs more rights: `rallypoint doctor --engine URL` tells which"
 
 Command = Sequence[str | bytes | int]
+
+_PROBES: Final = {
+    "EVAL": ("return 1", 1, "KEY"),
+    "EXPIRE": ("KEY", 1),
+    "HDEL": ("KEY", "field"),
+    "HGET": ("KEY", "field"),
+    "HGETALL": ("KEY",),
+    "HINCRBY": ("KEY", "field", "no number"),
+    "HLEN": ("KEY",),
+    "HMGET": ("KEY", "field"),
+    "HSET": ("KEY", "field", "value", "a field without a value"),
+    "RENAME": ("KEY", "KEY"),
+    "TIME": (),
+    "UNLINK": ("KEY",),
+    "XADD": ("KEY", "NOMKSTREAM", "*", "field", "value"),
+    "XLEN": ("KEY",),
+    "XRANGE": ("KEY", "-", "+"),
+    "XTRIM": ("KEY", "MINID", 1),
+}
+"""Each command, with arguments for a key that is not there: Redis looks at the user's rights first, then does
+nothing, or complains."""
+
+_PROBES_OF_ACKS: Final = {"ROLE": (), "WAIT": (0, 1)}
+
+_TRANSACTION: Final = ("MULTI", "EXEC")
+
+COMMANDS: Final = (*_PROBES, *_TRANSACTION, *_PROBES_OF_ACKS)
+"""All that a log uses; `ROLE` and `WAIT` only if replicas are to acknowledge."""
 
 
 class RedisClient:
@@ -181,3 +213,24 @@ def _connect(address: EngineAddress) -> redis.Redis:
     asked = {**common, "password": address.sentinel_password or None}
     master: redis.Redis = sentinels(address.hosts, sentinel_kwargs=asked, **own).master_for(address.master)
     return master
+
+
+def missing_rights(client: RedisClient, job: str, acks: int) -> Sequence[str]:
+    """The commands that this user may not run on the keys of a job."""
+    key = f"rallypoint:{{{quote(job, safe='')}}}:probe"
+    probes = {**_PROBES, **(_PROBES_OF_ACKS if acks else {})}
+    missing = [
+        name
+        for name, arguments in probes.items()
+        if not _may(client, (name, *(key if each == "KEY" else each for each in arguments)))
+    ]
+    can_transact = "XLEN" in missing or _may(client, ("XLEN", key), ("XLEN", key))
+    return [*missing, *(() if can_transact else _TRANSACTION)]
+
+
+def _may(client: RedisClient, *commands: Sequence[str | int]) -> bool:
+    try:
+        client.run(*commands)
+    except EngineRefusedError as error:
+        return "NOPERM" not in error.message and "EXEC without MULTI" not in error.message
+    return True

@@ -20,7 +20,7 @@ from rallypoint.store.machine.socket_owner import SocketTable
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.whole import Nature, Scanner
+from rallypoint.store.wire.requests import Nature, Scanner
 
 _GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
 _GREETING_BYTES: Final = 2_048

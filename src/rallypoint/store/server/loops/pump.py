@@ -22,9 +22,8 @@ from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.store.access import Owner
 from rallypoint.store.core.clients import Client, ClientT
-from rallypoint.store.core.context import About
+from rallypoint.store.core.context import About, Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
 from rallypoint.store.core.looks import LookStep
-from rallypoint.store.core.outbox import Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.machine.addresses import is_within_machine
 from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
@@ -126,7 +125,9 @@ class Pump(Generic[ClientT]):
                 self._tick()
                 on_tick()
 
-        self.core.journal.started(self.core.kind, self.core.about)
+        if self.core.journal is not None:
+            about = self.core.about
+            self.core.journal.started(self.core.kind, about.host, about.pid, about.version, about.backend)
         self.deliver()
         self._listening.start()
         self.loop.later(TICK_SECONDS, tick)
@@ -139,7 +140,8 @@ class Pump(Generic[ClientT]):
         self._listening.close()
         if self._guard is not None:
             self._guard.close()
-        self.core.journal.stopped()
+        if self.core.journal is not None:
+            self.core.journal.stopped()
         self.deliver()
         self._events.close()
 
@@ -163,7 +165,7 @@ class Pump(Generic[ClientT]):
 
         Does nothing if the loop cannot, or if events must report each client: `drop_all` then does it.
         """
-        if self.loop.sending is None or self.core.journal.is_wanted:
+        if self.loop.sending is None or self.core.journal is not None:
             return
         self.loop.sending.flush()  # which may close some
         links = list(self._links.values())

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO, cast
 
 from rallypoint.errors import UsageError
-from rallypoint.store.core.traffic import PeerLimit
+from rallypoint.store.core.turn import PeerLimit
 from rallypoint.store.machine.addresses import is_loopback, plain_host
 from rallypoint.store.machine.resources import memory_bytes
 from rallypoint.store.server.guard.other_users import looks_at_users

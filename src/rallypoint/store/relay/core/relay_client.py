@@ -1,4 +1,4 @@
-"""A relay's clients: each speaks torch's protocol, and gets its replies in order, as from the store. Pure.
+"""A relay's clients: each speaks torch's protocol, and gets its replies in order, as from the store.
 
 A reply that is not there yet has its place in a queue, so that those behind it wait. The end of a wait or of
 a barrier has one only until all before it is answered: from then on it comes when it comes, as on the server.
@@ -13,13 +13,12 @@ from typing import Final
 
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client
+from rallypoint.store.core.context import SLICE, Close, Pause, Rest
 from rallypoint.store.core.looks import Pending
-from rallypoint.store.core.outbox import Close, Pause
 from rallypoint.store.core.server_core import ServerCore
-from rallypoint.store.core.slices import SLICE, Rest
 from rallypoint.store.engine.waiters import size_of
 from rallypoint.store.relay.core.combining import Combiner
-from rallypoint.store.relay.core.slots import Arrival, Call, RequestOrder, Waiter
+from rallypoint.store.relay.core.upstream_requests import Arrival, PopCall, RequestOrder, Waiter
 from rallypoint.store.rollcall.identity import is_hello
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.encoding import EMPTY_BLOB, blob, pack_i64, unpack_i64
@@ -45,7 +44,7 @@ class _Reply:
 
     __slots__ = ("_rank", "content", "is_queued", "may_wait", "refusal")
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: RelayClient) -> None:
         self._rank = rank
         self.content: bytes | None = None
         self.may_wait = False  # whether replies behind it need not wait for it
@@ -69,14 +68,14 @@ class _Wait(Waiter):
 
     __slots__ = ("_rank", "began", "keys", "reply")
 
-    def __init__(self, rank: Rank, reply: _Reply, keys: list[bytes], began: float) -> None:
+    def __init__(self, rank: RelayClient, reply: _Reply, keys: list[bytes], began: float) -> None:
         super().__init__(rank.order)
         self._rank = rank
         self.reply = reply
         self.keys = keys
         self.began = began
 
-    def end(self, refusal: bytes | None, call: Call | None) -> None:
+    def end(self, refusal: bytes | None, call: PopCall | None) -> None:
         self._rank.end_wait(self, refusal, call)
 
 
@@ -85,7 +84,7 @@ class _AtBarrier(Arrival):
 
     __slots__ = ("_rank", "began", "name", "reply")
 
-    def __init__(self, rank: Rank, reply: _Reply, name: tuple[bytes, int], began: float) -> None:
+    def __init__(self, rank: RelayClient, reply: _Reply, name: tuple[bytes, int], began: float) -> None:
         super().__init__()
         self._rank = rank
         self.reply = reply
@@ -97,7 +96,7 @@ class _AtBarrier(Arrival):
         self.reply.answer(status, content if status is Status.REFUSED else STOP_WAITING)
 
 
-class Rank(Client):
+class RelayClient(Client):
     """One client. Made by `RelayCore.open` alone."""
 
     __slots__ = (
@@ -106,7 +105,7 @@ class Rank(Client):
     )
 
     def __init__(
-        self, relay: ServerCore[Rank], combiner: Combiner, table: RequestTable[Rank], peer: str
+        self, relay: ServerCore[RelayClient], combiner: Combiner, table: RequestTable[RelayClient], peer: str
     ) -> None:
         super().__init__(relay.clients, relay.sessions, peer)
         self.read_with(RequestParser(self, table))
@@ -124,7 +123,7 @@ class Rank(Client):
         self._has_session = False
         self._look: _Reply | None = None
         self._arrivals: dict[tuple[bytes, int], _AtBarrier] = {}
-        self._calls: dict[bytes, Call] = {}
+        self._calls: dict[bytes, PopCall] = {}
 
     @property
     def is_owed(self) -> bool:
@@ -239,7 +238,7 @@ class Rank(Client):
         self._hold_waits(_WAIT_BYTES + size_of(keys))
         return b""
 
-    def end_wait(self, wait: _Wait, refusal: bytes | None, call: Call | None) -> None:
+    def end_wait(self, wait: _Wait, refusal: bytes | None, call: PopCall | None) -> None:
         """A wait is over, or was refused."""
         del self._waits[wait]
         self._keys -= len(wait.keys)
@@ -363,7 +362,7 @@ class Rank(Client):
             reply.content = b""
             self._settle()
 
-    def _be_called(self, call: Call) -> None:
+    def _be_called(self, call: PopCall) -> None:
         for key in call.keys:
             before = self._calls.get(key)
             if before is not None and before is not call:
@@ -474,17 +473,17 @@ class Rank(Client):
         assert self._keys >= 0
         assert all(reply.is_queued for reply in self._replies)
         for wait in self._waits:
-            assert wait.slot is not None or wait in self._combiner.parked
+            assert wait.request is not None or wait in self._combiner.parked
         held = sum(_WAIT_BYTES + size_of(wait.keys) for wait in self._waits)
         held += sum(_WAIT_BYTES + size_of([key]) for key, _ in self._arrivals)
         assert self._is_ending or self._waits_held == held
 
 
 _OWN: Final = {
-    Op.PING: Rank._ping,
-    Op.WAIT: Rank._wait,
-    Op.BARRIER: Rank._barrier,
-    Op.QUEUE_POP: Rank._pop,
-    Op.CANCEL_WAIT: Rank._cancel,
-    Op.DELETE_KEY: Rank._delete,
+    Op.PING: RelayClient._ping,
+    Op.WAIT: RelayClient._wait,
+    Op.BARRIER: RelayClient._barrier,
+    Op.QUEUE_POP: RelayClient._pop,
+    Op.CANCEL_WAIT: RelayClient._cancel,
+    Op.DELETE_KEY: RelayClient._delete,
 }

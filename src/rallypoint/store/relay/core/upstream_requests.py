@@ -1,30 +1,21 @@
-"""The requests that a relay has under way or is about to send, each for one client or for many.
+"""The requests that a relay sends or has sent to its upstream, each for one client or for many.
 
-A slot knows how its request reads and what an answer to it means for the clients that share it. The combiner
-decides which requests may share one.
+A request knows how it reads on the wire, and what an answer means for the clients that share it. The combiner
+decides who may share one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import ProtocolError
+from rallypoint.store.relay.core.values import KnownValues
 from rallypoint.store.wire.encoding import I64_MAX, I64_MIN, encode, pack_i64
 from rallypoint.store.wire.opcodes import Op
-from rallypoint.store.wire.sessions import (
-    MOST_ARRIVALS,
-    REMEMBERED,
-    REMEMBERED_BYTES,
-    WORTH_REMEMBERING,
-    Status,
-    arrive_tail,
-    parse_count,
-    parse_sum,
-)
+from rallypoint.store.wire.sessions import MOST_ARRIVALS, Status, arrive_tail, parse_count, parse_sum
 
 _MOST_SUM: Final = 1 << 62
 _MOST_JOINED: Final = 4096  # arrivals; they are gone through one by one
@@ -47,10 +38,10 @@ class RequestOrder:
     __slots__ = ("last",)
 
     def __init__(self) -> None:
-        self.last = 0  # the number of the slot that its latest request is in
+        self.last = 0  # the number of the request that its latest request is in
 
 
-class Slot(ABC):
+class UpstreamRequest(ABC):
     """One request to the store, for one or for many."""
 
     __slots__ = ("batch", "cost", "number", "pieces", "tag")
@@ -82,7 +73,7 @@ class Slot(ABC):
         self.pieces.append(content)
 
 
-class PlainSlot(Slot):
+class SingleRequest(UpstreamRequest):
     """A request that is for one alone."""
 
     __slots__ = ("_blobs", "_on_answer", "_op", "_tail")
@@ -102,7 +93,7 @@ class PlainSlot(Slot):
         return True
 
 
-class UnprovenSlot(PlainSlot):
+class UnprovenRequest(SingleRequest):
     """What a relay on the way answers by itself, or may: a LEAVE, a TOLD."""
 
     __slots__ = ()
@@ -110,45 +101,55 @@ class UnprovenSlot(PlainSlot):
     is_proof = False
 
 
-class SharedSlot(Slot):
+class SharedRequest(UpstreamRequest):
     """A read, or a short SET, for all clients that asked the same before it was sent."""
 
-    __slots__ = ("_blobs", "_known", "_op", "askers")
+    __slots__ = ("_blobs", "_op", "askers")
 
-    def __init__(self, known: LongValues, op: Op, blobs: Sequence[bytes]) -> None:
+    def __init__(self, op: Op, blobs: Sequence[bytes]) -> None:
         super().__init__()
-        self._known = known
         self._op = op
         self._blobs = blobs
         self.askers: list[OnAnswer] = []
 
     def encode(self) -> bytes:
-        op = self._op
-        if op is Op.GET and self._known.begin_recall(self._blobs[0]):
-            op = self._op = Op.RECALL
-        return encode(op, self._blobs, b"")
+        return encode(self._op, self._blobs, b"")
 
     def take(self, status: Status, content: bytes) -> bool:
-        if self._op is Op.GET or self._op is Op.RECALL:
-            key = self._blobs[0]
-            recalled, expected = self._op is Op.RECALL, self.pieces is not None
-            content = self._known.learn(key, status, content, recalled=recalled, expected=expected)
-            if status is Status.UNCHANGED:
-                status = Status.DONE
         for answer in self.askers:
             answer(status, content)
         return True
 
+
+class SharedGet(SharedRequest):
+    """A GET, or a RECALL of a value that is known."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: KnownValues, blobs: Sequence[bytes]) -> None:
+        super().__init__(Op.GET, blobs)
+        self._values = values
+
+    def encode(self) -> bytes:
+        if self._values.begin_recall(self._blobs[0]):
+            self._op = Op.RECALL
+        return super().encode()
+
+    def take(self, status: Status, content: bytes) -> bool:
+        recalled, expected = self._op is Op.RECALL, self.pieces is not None
+        content = self._values.learn(self._blobs[0], status, content, recalled=recalled, expected=expected)
+        return super().take(Status.DONE if status is Status.UNCHANGED else status, content)
+
     def take_piece(self, content: bytes) -> None:
-        if self.pieces is None and (self._op is Op.GET or self._op is Op.RECALL):
-            self._known.expect(self._blobs[0])
+        if self.pieces is None:
+            self._values.expect(self._blobs[0])
         super().take_piece(content)
 
 
 AskAlone = Callable[[RequestOrder, bytes, int, OnAnswer], None]
 
 
-class AddSlot(Slot):
+class CombinedAdd(UpstreamRequest):
     """An ADD of the sum; its result is dealt out in the order of arrival."""
 
     __slots__ = ("_ask_alone", "_key", "_parts", "_sum")
@@ -194,7 +195,7 @@ class AddSlot(Slot):
                 answer(status, content)
 
 
-class Call:
+class PopCall:
     """A push has called one of the waiting clients; it is to pop, or to say that it will not."""
 
     __slots__ = ("keys", "tag")
@@ -208,12 +209,12 @@ class Call:
 class Waiter(ABC):
     """One wait of one client, or of a relay further down."""
 
-    __slots__ = ("order", "since", "slot")
+    __slots__ = ("order", "request", "since")
 
     def __init__(self, order: RequestOrder) -> None:
         self.order = order
         self.since = 0  # the first batch that could have been sent after it had begun
-        self.slot: WaitSlot | None = None  # None: it is over, or is parked until its client is back
+        self.request: SharedWait | None = None  # None: it is over, or is parked until its client is back
 
     @property
     def is_present(self) -> bool:
@@ -221,22 +222,22 @@ class Waiter(ABC):
         return True
 
     @abstractmethod
-    def end(self, refusal: bytes | None, call: Call | None) -> None:
+    def end(self, refusal: bytes | None, call: PopCall | None) -> None:
         """The wait is over: with the reason if it was refused, with a call if it was woken for one pop."""
 
 
-EndOfSlot = Callable[["WaitSlot", list[Waiter], Status, bytes], None]
+OnWaitOver = Callable[["SharedWait", list[Waiter], Status, bytes], None]
 """What decides for whom a shared wait is over."""
 
 
-class WaitSlot(Slot):
+class SharedWait(UpstreamRequest):
     """A wait that any number share."""
 
     __slots__ = ("_end", "is_leaving", "keys", "op", "waiters")
 
     is_immediate = False
 
-    def __init__(self, keys: tuple[bytes, ...], op: Op, end: EndOfSlot) -> None:
+    def __init__(self, keys: tuple[bytes, ...], op: Op, end: OnWaitOver) -> None:
         super().__init__()
         self._end = end
         self.keys = keys
@@ -250,7 +251,7 @@ class WaitSlot(Slot):
     def take(self, status: Status, content: bytes) -> bool:
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
-            waiter.slot = None
+            waiter.request = None
         if self.is_leaving:
             return status is not Status.CALLED  # the call goes with the leave that is under way
         self._end(self, list(waiters), status, content)
@@ -261,9 +262,9 @@ class WaitSlot(Slot):
 class Arrival(ABC):
     """One client at one barrier, or a relay further down for its ranks. Given to `Combiner.arrive` once."""
 
-    __slots__ = ("count", "early", "leaving", "slot")
+    __slots__ = ("count", "early", "leaving", "request")
 
-    slot: ArriveSlot
+    request: CombinedArrival
 
     def __init__(self, count: int = 1) -> None:
         self.count = count  # not released, and not known to have left
@@ -275,7 +276,7 @@ class Arrival(ABC):
         """Some may go: how many, as an i64. Or all were refused, with the reason."""
 
 
-class ArriveSlot(Slot):
+class CombinedArrival(UpstreamRequest):
     """The arrivals at one barrier that left in one batch."""
 
     __slots__ = ("arrivals", "key", "size")
@@ -313,7 +314,7 @@ class ArriveSlot(Slot):
         return not self.count
 
     def left(self, arrival: Arrival, asked: int, count: int) -> int:
-        """A leave was answered: `count` of the slot have left. Return how many of those were meant."""
+        """A leave was answered: `count` of the request have left. Return how many of those were meant."""
         arrival.leaving -= asked
         own = min(count, arrival.count)
         arrival.count -= own
@@ -334,67 +335,3 @@ class ArriveSlot(Slot):
             arrival.release(Status.DONE, pack_i64(count))
             return count
         return 0
-
-
-class LongValues:
-    """The long values that were read last: the store need not send them again while they are unchanged."""
-
-    __slots__ = ("_bytes", "_coming", "_recalls", "_values")
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[bytes, bytes] = OrderedDict()
-        self._bytes = 0
-        self._recalls: Counter[bytes] = Counter()  # under way; they may refer to what is known
-        self._coming: Counter[bytes] = Counter()  # reads whose answers come in pieces
-
-    def begin_recall(self, key: bytes) -> bool:
-        """Whether the value is known, or is coming, and so need only be recalled."""
-        if key not in self._values and key not in self._coming:
-            return False
-        self._recalls[key] += 1
-        return True
-
-    def expect(self, key: bytes) -> None:
-        """The answer to a read comes in pieces."""
-        self._coming[key] += 1
-
-    def learn(self, key: bytes, status: Status, content: bytes, *, recalled: bool, expected: bool) -> bytes:
-        """Take the answer to a read; return the value. `expected`: it has come in pieces."""
-        if recalled:
-            _count_down(self._recalls, key)
-        if expected:
-            _count_down(self._coming, key)
-        if status is Status.UNCHANGED:
-            if key not in self._values:
-                raise ProtocolError(f"the value of {key!r} is said to be unchanged, but is not known here")
-            self._values.move_to_end(key)
-            return self._values[key]
-        if status is Status.DONE:
-            self._forget(key)
-            if len(content) >= WORTH_REMEMBERING:
-                self._values[key] = content
-                self._bytes += len(content)
-                self._shrink()
-        return content
-
-    def _shrink(self) -> None:
-        while len(self._values) > REMEMBERED or self._bytes > REMEMBERED_BYTES:
-            oldest = next((key for key in self._values if key not in self._recalls), None)
-            if oldest is None:
-                return
-            self._forget(oldest)
-
-    def _forget(self, key: bytes) -> None:
-        old = self._values.pop(key, None)
-        if old is not None:
-            self._bytes -= len(old)
-
-    def check_invariants(self) -> None:
-        assert self._bytes == sum(map(len, self._values.values()))
-        assert all(count > 0 for count in [*self._recalls.values(), *self._coming.values()])
-
-
-def _count_down(counter: Counter[bytes], key: bytes) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]

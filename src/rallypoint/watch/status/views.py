@@ -1,4 +1,4 @@
-"""A store's snapshot and roll as lines of text: a summary of one screen, and the whole of one thing. Pure.
+"""A snapshot, its roll and what ranks do as lines of text: one screen, or the whole of one thing. Pure.
 
 In the summary no list is longer than its place on the screen: the rest is counted. Texts come from the store,
 so any client may have written them: a terminal obeys nothing in a line.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, TypeVar
 
-from rallypoint.launch.stacks.grouping import NO_ACTIVITY, JobActivity
-from rallypoint.launch.stacks.words import standstill
+from rallypoint.frames import Stack
+from rallypoint.launch.stacks import words
+from rallypoint.launch.stacks.activity import RankActivity
+from rallypoint.launch.stacks.frames import fold
+from rallypoint.launch.stacks.progress import NO_ACTIVITY, JobActivity
 from rallypoint.store.rollcall.clients import gather
 from rallypoint.store.rollcall.identity import Role, Source
 from rallypoint.store.rollcall.plan import JobRound
@@ -55,14 +58,11 @@ _KINDS_SHOWN: Final = 3
 _PLACES_SHOWN: Final = 5
 _LONGEST_REMARK: Final = 300
 _STALL_LINES: Final = 200
+_MOST_GROUPS: Final = 24
+_MOST_FRAMES: Final = 20
+_MOST_THREADS: Final = 16
 
-_STATES: Final = {
-    RankState.JOINED: "joined",
-    RankState.WAITING: "waiting",
-    RankState.LATE: "late",
-    RankState.UNSEEN: "not seen",
-    RankState.GONE: "gone",
-}
+_STATES: Final = {**{state: state.value for state in RankState}, RankState.UNSEEN: "not seen"}
 _KNOWN_BY: Final = {
     Source.HELLO: "it said so itself",
     Source.PROCESS: "the environment of its process says so",
@@ -78,7 +78,7 @@ _T = TypeVar("_T")
 
 def first_line(roll: Roll, job: JobActivity) -> str:
     """The headline; if all ranks are here and the job stalls, first what holds it up."""
-    why = standstill(job) if not (roll.trouble or roll.missing or roll.unseen) else ""
+    why = words.standstill(job) if not (roll.trouble or roll.missing or roll.unseen) else ""
     stalled = f"no progress for {duration(job.idle_seconds)}: {why}; " if why else ""
     return stalled + headline(roll)
 
@@ -105,26 +105,26 @@ def summary(
 def _sections(snapshot: Snapshot, roll: Roll, head: str) -> Iterator[str]:
     states = {each.rank: each.state for each in roll.ranks}
     away = {each.rank for each in roll.ranks if not each.is_here}
-    yield from section("waits", roll.awaited, lambda each: _wait_row(roll, each), _WAIT_ROWS)
-    yield from section("barriers", roll.gatherings, _barrier_row, _BARRIER_ROWS)
+    yield from _section("waits", roll.awaited, lambda each: _wait_row(roll, each), _WAIT_ROWS)
+    yield from _section("barriers", roll.gatherings, _barrier_row, _BARRIER_ROWS)
     machines = sorted(roll.machines, key=lambda each: away.isdisjoint(each.ranks))  # these first
-    yield from section("machines", machines, lambda each: _machine_row(each, states), _MACHINE_ROWS)
-    yield from section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
-    yield from section("store", [snapshot], _store_row)
-    yield from section("traffic", [snapshot], _traffic_row)
+    yield from _section("machines", machines, lambda each: _machine_row(each, states), _MACHINE_ROWS)
+    yield from _section("rounds", roll.meetings, _meeting_row, _ROUND_ROWS)
+    yield from _section("store", [snapshot], _store_row)
+    yield from _section("traffic", [snapshot], _traffic_row)
     kept = [snapshot.replication] if snapshot.replication is not None else []
-    yield from section("engine", kept, _engine_row)
-    yield from section("standbys", kept, _standbys_row)
+    yield from _section("engine", kept, _engine_row)
+    yield from _section("standbys", kept, _standbys_row)
     names = kept[0].stores if kept else snapshot.stores or ()
-    yield from section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
-    yield from section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
+    yield from _section("stores", names, lambda each: f"--name {shown(each)}", _NAME_ROWS)
+    yield from _section("errors", snapshot.errors[-1:], lambda each: _error_row(snapshot, each))
     upstream = [snapshot.upstream] if snapshot.upstream is not None else []
-    yield from section("upstream", upstream, _upstream_row)
-    yield from section(snapshot.kind, [snapshot], lambda each: _about_row(each, head))
-    yield from section("remarks", roll.remarks, _remark_row, _REMARK_ROWS)
+    yield from _section("upstream", upstream, _upstream_row)
+    yield from _section(snapshot.kind, [snapshot], lambda each: _about_row(each, head))
+    yield from _section("remarks", roll.remarks, _remark_row, _REMARK_ROWS)
 
 
-def section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: int = 1) -> Iterator[str]:
+def _section(label: str, items: Sequence[_T], row: Callable[[_T], str], most: int = 1) -> Iterator[str]:
     """A label and the rows beside it, up to the most; the last of them counts the rest."""
     fits = len(items) <= most
     rows = [row(each) for each in (items if fits else items[: most - 1])]
@@ -295,8 +295,11 @@ def one_rank(snapshot: Snapshot, roll: Roll, rank: int) -> list[str]:
         "waits": [f"for `{shown(key)}`" for key in standing.waits],
         "owes": [f"`{shown(each.key)}`: {_waiters(each)}" for each in roll.awaited if each.owed_by == rank],
     }
-    sections = (section(label, texts, str, len(texts)) for label, texts in rows.items())
-    return [f"rank {rank}: {_state_text(standing)}", *chain.from_iterable(sections)]
+    return [f"rank {rank}: {_state_text(standing)}", *_whole_sections(rows)]
+
+
+def _whole_sections(rows: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    return chain.from_iterable(_section(label, texts, str, len(texts)) for label, texts in rows.items())
 
 
 def _state_text(each: Standing) -> str:
@@ -327,3 +330,80 @@ def _waiters(each: Awaited) -> str:
     verb = "waits" if len(each.ranks) + each.others == 1 else "wait"
     seconds = f" for {duration(each.seconds)}" if each.seconds >= 0 else ""
     return f"{waiting_text(each)} {verb}{seconds}"
+
+
+# What ranks do
+
+
+def all_lines(job: JobActivity, *, with_summary: bool, with_threads: bool = False) -> list[str]:
+    """What most do and who is elsewhere; then, of each group, the rank that is stillest.
+
+    Without the summary for a job that stands still: what was found out about that has been printed.
+    """
+    if job.main is None:
+        return ["what the ranks do is not known: no launcher tells"]
+    groups = job.groups
+    named = [*groups[: _MOST_GROUPS - 1], groups[-1]] if len(groups) > _MOST_GROUPS else groups
+    lines = words.summary_lines(job) if with_summary else []
+    for each in named:
+        example = each.example
+        of = f"; here rank {example.rank}" if len(each.members) > 1 else ""
+        facts = ", ".join(words.facts_lines(example))
+        lines += ["", f"{words.headline(each)}{of}", *([f"  {facts}"] if facts else [])]
+        if example.stack and example.stack_seconds >= 0:
+            lines.append(f"  its stack of {duration(example.stack_seconds)} ago:")
+        lines += [*_stack(example.stack), *_family(example, with_threads)]
+    if len(groups) > len(named):
+        lines += ["", f"and {counted(len(groups) - len(named), 'other place')}"]
+    return lines
+
+
+def rank_lines(job: JobActivity, rank: int) -> list[str]:
+    """What one rank does; nothing if no launcher tells."""
+    activity = job.member(rank)
+    if activity is None:
+        return []
+    where = words.chain_text(fold(activity.stack)) if activity.stack else "it has not told its stack yet"
+    if activity.stack and activity.stack_seconds >= 0:
+        where = f"{words.last_seen(activity)} in {where}"
+    rows = {
+        "does": [where, *_remarks(activity)],
+        "system": words.facts_lines(activity),
+        "stack": words.stack_lines(activity.stack),
+    }
+    return [*_whole_sections(rows), *_family(activity, with_threads=True)]
+
+
+def _family(activity: RankActivity, with_threads: bool) -> Iterator[str]:
+    """The thread that holds the GIL; the other threads of a rank, and its processes."""
+    if activity.lock_holder:
+        yield from ("", "this thread of its process holds the interpreter lock (GIL):")
+        yield from _stack(activity.lock_holder)
+    threads = activity.threads if with_threads else ()
+    for at, thread in enumerate(threads[:_MOST_THREADS]):
+        yield from ("", f"thread {at + 2} of its process:", *_stack(thread))
+    if (more := len(threads) - _MOST_THREADS) > 0:
+        yield from ("", f"and {counted(more, 'more thread')}")
+    for child in activity.children:
+        told = words.facts_text(child.facts)
+        head = f"its process {child.pid}{f': {told}' if told else ''}"
+        yield from ("", head, *_stack(child.stack))
+
+
+def _remarks(activity: RankActivity) -> Iterator[str]:
+    if activity.ended:
+        yield f"it has ended: {shown(activity.ended, LONGEST_SENTENCE)}"
+    if activity.still_seconds >= words.STILL_SECONDS and not activity.ended:
+        yield f"it has not moved for {duration(activity.still_seconds)}"
+    if activity.silent_seconds >= 0:
+        yield f"it has not answered for {duration(activity.silent_seconds)}"
+    if activity.step >= 0:
+        ago = f", {duration(activity.step_seconds)} ago" if activity.step_seconds >= 0 else ""
+        speed = f"; {rate(activity.steps_per_second)}" if activity.steps_per_second >= 0 else ""
+        yield f"step {activity.step:,}{ago}{speed}"
+
+
+def _stack(stack: Stack) -> list[str]:
+    lines = [f"  {line}" for line in words.stack_lines(stack[:_MOST_FRAMES])] or ["  its stack is not known"]
+    more = len(stack) - _MOST_FRAMES
+    return [*lines, f"  and {counted(more, 'more frame')}"] if more > 0 else lines

@@ -1,4 +1,4 @@
-"""torch's Flight Recorder: which collective the ranks of a hung job do not agree on. Pure.
+"""torch's Flight Recorder: which collective the ranks of a hung job do not agree on.
 
 Each rank dumps its last collectives, as a pickle or as JSON (`TORCH_FR_BUFFER_SIZE`,
 `TORCH_NCCL_DUMP_ON_TIMEOUT`). All ranks of a group have to call the same collectives in the same order, so
@@ -7,16 +7,22 @@ that has not come so far.
 
 A pickle can run code. Here it may hold containers, texts and numbers alone: whatever names a class or a
 function is refused before it is looked up.
+
+While a job hangs, torch watches a pipe for each rank, if a variable names it, and dumps when something is
+written there: where the user or torch wants it, with torch 2.11 within a second.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.errors import UsageError
@@ -27,24 +33,12 @@ from rallypoint.text import excerpt, named_ranks, printable
 if TYPE_CHECKING:
     from rallypoint.explain.events import Event
 
-_NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
 MOST_BYTES: Final = 1 << 28
-_SAME_SIZES: Final = (
-    *("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor"),
-    *("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "barrier"),
-)
-"""Operations whose sizes have to be the same on all ranks."""
+_NAME: Final = re.compile(r"trace_rank_?(?P<rank>\d{1,9})(?:\.(?:json|pkl|pickle))?$")
 _MOST_TEXT: Final = 200
 _MOST_DIMENSIONS: Final = 16
 _MOST_KINDS: Final = 8
-_DO: Final = {
-    "differs": "Find the branch on which these ranks part: all have to call the same collectives in the same "
-    "order, with the same sizes (uneven batches, a condition on the rank, an early `continue`).",
-    "missing": "Look at what the missing ranks do instead: their logs, or `py-spy dump --pid PID` while they "
-    "hang. A rank that has ended early, or is still loading data, keeps all others waiting.",
-    "unfinished": "All ranks have come to it, and it has not ended: look at the network, and at "
-    "`NCCL_DEBUG=INFO` of these ranks.",
-}
+_LAST: Final = 8
 
 
 def rank_of_dump(name: str) -> int | None:
@@ -65,6 +59,19 @@ class Dump:
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The ranks of a group, where the dump tells them."""
 
+    @classmethod
+    def of(cls, rank: int, recorded: Iterable[Recorded]) -> Dump:
+        dump = cls(rank)
+        for each in recorded:
+            dump.groups.setdefault(each.group, {})[each.number] = each
+        return dump
+
+    @property
+    def last_calls(self) -> tuple[Recorded, ...]:
+        """The last collectives of each group, for the way to another machine."""
+        last = (call for calls in self.groups.values() for _, call in sorted(calls.items())[-_LAST:])
+        return tuple(replace(call, created=0) for call in last)
+
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
@@ -81,11 +88,8 @@ def read_dump(rank: int, data: bytes) -> Dump:
             f"the dump of rank {rank} cannot be read: {excerpt(printable(str(error)), _MOST_TEXT)}",
             hint="name the files of torch's Flight Recorder as it has written them",
         ) from None
-    dump = Dump(rank)
-    for entry in entries:
-        number, group = entry.get("collective_seq_id"), _group(entry.get("process_group"))
-        if isinstance(number, int) and not entry.get("is_p2p"):
-            dump.groups.setdefault(group, {})[number] = _recorded(group, number, entry)
+    numbered = ((each, each.get("collective_seq_id")) for each in entries if not each.get("is_p2p"))
+    dump = Dump.of(rank, (_recorded(number, each) for each, number in numbered if isinstance(number, int)))
     configured = found.get("pg_config")
     for name, config in configured.items() if isinstance(configured, dict) else ():
         text = config.get("ranks") if isinstance(config, dict) else None
@@ -94,17 +98,13 @@ def read_dump(rank: int, data: bytes) -> Dump:
     return dump
 
 
-def _group(found: object) -> str:
-    """The name of a group: what is unique comes first, and then what it is for."""
-    parts = [each for each in found if isinstance(each, str)] if isinstance(found, list | tuple) else []
-    return " ".join(parts[:2]) or "default"
-
-
-def _recorded(group: str, number: int, entry: Mapping[str, Any]) -> Recorded:
+def _recorded(number: int, entry: Mapping[str, Any]) -> Recorded:
+    # The name of a group: what is unique comes first, and then what it is for.
+    names = [each for each in _items(entry.get("process_group")) if isinstance(each, str)]
     created, sizes = entry.get("time_created_ns"), _items(entry.get("input_sizes"))
     sized = (each[:_MOST_DIMENSIONS] for each in sizes if isinstance(each, list | tuple))
     return Recorded(
-        group,
+        " ".join(names[:2]) or "default",
         number,
         _text(entry.get("profiling_name")),
         tuple(tuple(filter(_is_size, each)) for each in sized),
@@ -136,27 +136,13 @@ def _place(frames: Sequence[Any]) -> str:
     return ""
 
 
-_LAST: Final = 8
-
-
-def last_calls(dump: Dump) -> tuple[Recorded, ...]:
-    """The last collectives of each group, for the way to another machine."""
-    return tuple(
-        replace(call, created=0)
-        for calls in dump.groups.values()
-        for _, call in sorted(calls.items())[-_LAST:]
-    )
-
-
-def dump_of(rank: int, recorded: Sequence[Recorded]) -> Dump:
-    """The other way round."""
-    dump = Dump(rank)
-    for each in recorded:
-        dump.groups.setdefault(each.group, {})[each.number] = each
-    return dump
-
-
 # Comparing -------------------------------------------------------------------------------------------------
+
+_SAME_SIZES: Final = (
+    *("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "barrier"),
+)
+"""Operations whose sizes have to be the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +150,7 @@ class Difference:
     """The first collective of a group on which its ranks do not agree."""
 
     kind: str
-    """differs, missing or unfinished."""
+    """Of `_KINDS`."""
     group: str
     number: int
     calls: tuple[tuple[str, tuple[int, ...], str], ...]
@@ -206,15 +192,14 @@ def _first_difference(group: str, calls: Mapping[int, Mapping[int, Recorded]]) -
     # The recorder forgets the oldest: what one of them has forgotten cannot be compared.
     begin = max((min(each) for each in calls.values() if each), default=0)
     numbers = sorted({number for each in calls.values() for number in each if number >= begin})
+    made = {n: {rank: each[n] for rank, each in calls.items() if n in each} for n in numbers}
     for number in numbers:
-        made = {rank: each[number] for rank, each in calls.items() if number in each}
         absent = tuple(sorted(rank for rank, each in calls.items() if max(each, default=-1) < number))
-        differs = len(set(map(_alike, made.values()))) > 1
+        differs = len(set(map(_alike, made[number].values()))) > 1
         if differs or absent:
-            return _difference("differs" if differs else "missing", group, number, made, absent)
+            return _difference("differs" if differs else "missing", group, number, made[number], absent)
     for number in numbers:
-        made = {rank: each[number] for rank, each in calls.items() if number in each}
-        waiting = {rank: call for rank, call in made.items() if not call.is_done}
+        waiting = {rank: call for rank, call in made[number].items() if not call.is_done}
         if waiting:
             return _difference("unfinished", group, number, waiting, ())
     return None
@@ -233,6 +218,25 @@ def _difference(
 
 # Words -----------------------------------------------------------------------------------------------------
 
+_KINDS: Final = {
+    "differs": (
+        "the ranks call different ones",
+        "Find the branch on which these ranks part: all have to call the same collectives in the same order, "
+        "with the same sizes (uneven batches, a condition on the rank, an early `continue`).",
+    ),
+    "missing": (
+        "not all ranks have reached it",
+        "Look at what the missing ranks do instead: their logs, or `py-spy dump --pid PID` while they hang. "
+        "A rank that has ended early, or is still loading data, keeps all others waiting.",
+    ),
+    "unfinished": (
+        "all ranks have reached it, and it has not ended",
+        "All ranks have come to it, and it has not ended: look at the network, and at `NCCL_DEBUG=INFO` of "
+        "these ranks.",
+    ),
+}
+"""What is said of a difference, and what to do."""
+
 
 def _call_text(call: Recorded) -> str:
     sizes = ", ".join(f"[{', '.join(map(str, each))}]" for each in call.sizes[:_MOST_KINDS])
@@ -250,14 +254,13 @@ def as_lines(dumps: Sequence[Dump], found: Sequence[Difference]) -> list[str]:
     if not found:
         return [*lines, "  all of them have called the same collectives, and all have ended"]
     for each in found[:_MOST_KINDS]:
-        lines.append(
-            f"  group {printable(each.group)[:_MOST_TEXT]}, collective {each.number}: {_SAID[each.kind]}"
-        )
+        group = printable(each.group)[:_MOST_TEXT]
+        lines.append(f"  group {group}, collective {each.number}: {_KINDS[each.kind][0]}")
         for call, who, place in each.calls[:_MOST_KINDS]:
             lines.append(f"    {named_ranks(who)}: {call}{f', at {place}' if place else ''}")
         if each.absent:
             lines.append(f"    {named_ranks(each.absent)}: not reached")
-    return [*lines, f"  What to do: {_DO[found[0].kind]}"]
+    return [*lines, f"  What to do: {_KINDS[found[0].kind][1]}"]
 
 
 def as_document(dumps: Sequence[Dump], found: Sequence[Difference]) -> dict[str, Any]:
@@ -266,7 +269,9 @@ def as_document(dumps: Sequence[Dump], found: Sequence[Difference]) -> dict[str,
         "ranks": sorted(dump.rank for dump in dumps),
         "differences": [
             {
-                **{name: getattr(each, name) for name in ("kind", "group", "number")},
+                "kind": each.kind,
+                "group": each.group,
+                "number": each.number,
                 "calls": [{"call": call, "ranks": who, "place": place} for call, who, place in each.calls],
                 "absent": each.absent,
             }
@@ -275,28 +280,86 @@ def as_document(dumps: Sequence[Dump], found: Sequence[Difference]) -> dict[str,
     }
 
 
-_SAID: Final = {
-    "differs": "the ranks call different ones",
-    "missing": "not all ranks have reached it",
-    "unfinished": "all ranks have reached it, and it has not ended",
-}
-
-
 def as_events(differences: Sequence[Difference]) -> Iterator[Event]:
-    """What torch's Flight Recorder shows: ranks apart from the others, or a collective that does not end."""
+    """What the dumps show: ranks apart from the others, or a collective that does not end."""
     from rallypoint.explain.events import Event, Kind, Process  # late: launchers do not need it
     from rallypoint.explain.reported import LAUNCHER
 
     for each in differences:
         where = f"group {each.group}, collective {each.number}"
         for rank in each.absent:
-            yield Event(Kind.STALL, LAUNCHER, 0, f"rank {rank} has not reached {where}", Process(rank))
+            text = f"rank {rank} has not reached {where}"
+            yield Event(Kind.STALL, LAUNCHER, 0, text, Process(rank))
         call, ranks, place = each.calls[0]
         if each.kind == "unfinished":
-            yield Event(
-                Kind.ERROR, LAUNCHER, 0, f"all ranks have reached {where} ({call}), and it does not end"
-            )
+            text = f"all ranks have reached {where} ({call}), and it does not end"
+            yield Event(Kind.ERROR, LAUNCHER, 0, text)
         at = f", at {place}" if place else ""
         for rank in ranks if each.kind == "differs" else ():
             text = f"rank {rank} calls {call}{at}, unlike the other ranks: {where}"
             yield Event(Kind.ERROR, LAUNCHER, 0, text, Process(rank))
+
+
+# Asking for dumps while the job hangs ----------------------------------------------------------------------
+
+PIPES: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_PLACES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_FILES: Final = ("comm_lib_trace_rank_", "nccl_trace_rank_")
+_SECONDS: Final = 3.0
+_LOOK_SECONDS: Final = 0.05
+
+
+def with_pipes(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment in which torch's recorder can be asked, if it is on, and the pipes are not in use."""
+    is_on = hasattr(os, "mkfifo") and any(environ.get(name, "0").strip() not in ("", "0") for name in _SIZES)
+    return {PIPES: str(folder / "flight-"), **environ} if is_on else dict(environ)
+
+
+def read_recorders(ranks: Iterable[int], environ: Mapping[str, str]) -> dict[int, tuple[Recorded, ...]]:
+    """The last collectives by rank, of those whose recorder answers."""
+    asked = [rank for rank in ranks if _request(rank, environ)]
+    began = time.time() - 1.0  # the clock of files is coarse; a dump of a moment before would be as good
+    deadline = time.monotonic() + _SECONDS
+    found: dict[int, tuple[Recorded, ...]] = {}
+    while asked and time.monotonic() < deadline:
+        for rank in list(asked):
+            dump = _fresh_dump(rank, environ, began)
+            if dump is not None:
+                found[rank] = dump.last_calls
+                asked.remove(rank)
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def _request(rank: int, environ: Mapping[str, str]) -> bool:
+    if not (stem := environ.get(PIPES)):
+        return False
+    try:
+        pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        with open(pipe, "wb", buffering=0) as file:
+            file.write(b"1\n")
+    except OSError:  # there is none, or nobody reads it
+        return False
+    return True
+
+
+def _fresh_dump(rank: int, environ: Mapping[str, str], since: float) -> Dump | None:
+    """None while there is none, or it is being written."""
+    for stem in _stems(environ):
+        path = Path(f"{stem}{rank}")
+        try:
+            if path.stat().st_mtime >= since:
+                with path.open("rb") as file:
+                    return read_dump(rank, file.read(MOST_BYTES))
+        except (OSError, UsageError):
+            continue
+    return None
+
+
+def _stems(environ: Mapping[str, str]) -> Iterator[str]:
+    yield from (environ[name] for name in _PLACES if environ.get(name))
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    for name in _FILES:
+        yield os.path.join(cache, "torch", name)
+        yield os.path.join("/tmp", name)  # noqa: S108 - where older torches write it

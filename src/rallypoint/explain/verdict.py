@@ -135,13 +135,12 @@ def _was_survived(event: Event, history: History) -> bool:
 
 def _was_replaced(event: Event, after: Sequence[Event]) -> bool:
     """After the end of a process, the job was done, or worked on: without it, or after a new beginning."""
-    moves = [each for each in after if each.is_work]
-    begun = next((each.line for each in after if each.kind in (Kind.BEGIN, Kind.READY)), event.line)
-    least = _MANY_STEPS if begun == event.line else _STEPS
-    is_many = distinct_steps(each for each in moves if each.line > begun) >= least
-    return any(each.kind is Kind.DONE for each in moves) or (
-        is_many and (begun > event.line or event.kind is not Kind.TOLD)
-    )
+    if any(each.kind is Kind.DONE for each in after):
+        return True
+    begun = next((each.line for each in after if each.kind in (Kind.BEGIN, Kind.READY)), None)
+    if begun is None:
+        return event.kind is not Kind.TOLD and distinct_steps(after) >= _MANY_STEPS
+    return distinct_steps(each for each in after if each.is_work and each.line > begun) >= _STEPS
 
 
 def _was_not_needed(event: Event, history: History) -> bool:
@@ -260,7 +259,8 @@ def root_of(raised: Raised) -> Raised:
     """
     found = raised
     while (earlier := found.earlier) is not None:
-        if found.handling and earlier.name in _LOOKUPS:
+        says_less = class_of(earlier) == "wrapper" or (found.handling and earlier.name in _LOOKUPS)
+        if says_less and class_of(found) == "":
             break
         found = earlier
     return found

@@ -254,13 +254,11 @@ _LOOKUPS: Final = ("KeyError", "AttributeError", "IndexError", "StopIteration", 
 def root_of(raised: Raised) -> Raised:
     """The exception of a chain that is nearest to the cause.
 
-    That is the earliest one. But what was raised while a lookup failed says more than the lookup, and any
-    exception says more than a wrapper.
+    That is the earliest one; but what was raised while a lookup failed says more than the lookup.
     """
     found = raised
     while (earlier := found.earlier) is not None:
-        says_less = class_of(earlier) == "wrapper" or (found.handling and earlier.name in _LOOKUPS)
-        if says_less and class_of(found) == "":
+        if found.handling and earlier.name in _LOOKUPS:
             break
         found = earlier
     return found

@@ -313,6 +313,7 @@ def test_of_several_runs_in_one_log_the_last_one_counts(earlier: list[str], last
     runs = [_OPENING + _ENDS[name] for name in (*earlier, last)]
     alone, together = explained(runs[-1]), explained("".join(runs))
     assert (together.found, name_of(together.verdict)) == (alone.found, name_of(alone.verdict))
+    assert together.attempts == len(runs)
 
 
 # What a job outlived ----------------------------------------------------------------------------------------
@@ -496,6 +497,11 @@ def test_many_announced_exceptions_are_no_trouble() -> None:
     assert name_of(verdict_of(log)) == "ValueError: bad shape"
     empty = "2026-11-15 14:36:19,123 - data - ERROR - AssertionError:\n" * 1500
     assert explained(empty).found
+
+
+def test_what_a_restarted_script_prints_first_begins_no_other_attempt() -> None:
+    log = _OPENING + traceback(_MEMORY) + _FAILED + _RESTARTS.format(left=3) + _OPENING + _RAISED
+    assert explained(log).attempts == 2
 
 
 def test_the_same_words_announce_several_restarts() -> None:

@@ -209,7 +209,7 @@ class Event:
     level: str = ""
     """debug, info, warning, error or fatal, where a logger gave it."""
     attempt: int = 0
-    run: int = 0
+    """How often the job had been started again before, by a launcher or by hand."""
     """A log may hold several runs of the job, one after the other."""
     raised: Raised | None = None
     match: Match | None = None
@@ -235,11 +235,6 @@ class Event:
     @property
     def is_work(self) -> bool:
         return self.kind in WORK
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Its run and attempt."""
-        return (self.run, self.attempt)
 
     @property
     def role(self) -> str:
@@ -278,28 +273,28 @@ class History:
     def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
         self.logs = logs
         self.failures = [each for each in events if each.is_failure]
-        serious = (each.turn for each in self.failures if each.level not in MILD)
-        self.last_failed = max(serious, default=(0, 0))
-        """The last turn with a failure that is more than a warning."""
-        self.last_worked = max((each.turn for each in events if each.is_work), default=(0, 0))
-        """The last turn that shows work."""
+        serious = (each.attempt for each in self.failures if each.level not in MILD)
+        self.last_failed = max(serious, default=0)
+        """The last attempt with a failure that is more than a warning."""
+        self.last_worked = max((each.attempt for each in events if each.is_work), default=0)
+        """The last attempt that shows work."""
         self._work: dict[int, list[Event]] = {}
         self._by_kind: dict[tuple[int, int, Kind], list[Event]] = {}
         self._last_gone: dict[int, int] = {}
         for each in events:
-            self._by_kind.setdefault((each.log, each.run, each.kind), []).append(each)
+            self._by_kind.setdefault((each.log, each.attempt, each.kind), []).append(each)
             if each.is_work or each.kind is Kind.BEGIN:
                 self._work.setdefault(each.log, []).append(each)
             if each.kind in PROCESS_GONE:
                 self._last_gone[each.log] = max(self._last_gone.get(each.log, 0), each.line)
 
     def before(self, event: Event, kind: Kind) -> list[Event]:
-        """The events of a kind before another event, in its log and run."""
-        found = self._by_kind.get((event.log, event.run, kind), [])
+        """The events of a kind before another event, in its log and attempt."""
+        found = self._by_kind.get((event.log, event.attempt, kind), [])
         return found[: bisect_left(found, event.line, key=_line_of)]
 
     def between(self, earlier: Event, later: Event, kinds: Iterable[Kind]) -> bool:
-        """Whether there is an event of some kinds between two of a log and run."""
+        """Whether there is an event of some kinds between two of a log and attempt."""
         found = (self.before(later, kind) for kind in kinds)
         return any(each and each[-1].line > earlier.line for each in found)
 
@@ -308,10 +303,14 @@ class History:
         return self._last_gone.get(event.log, 0) > event.line
 
     def work_before(self, event: Event) -> list[Event]:
-        """The work that the log shows before an event, in its run."""
+        """The work that the log shows before an event, in its attempt."""
         work = self._work.get(event.log, [])
         end = bisect_left(work, event.line, key=_line_of)
-        return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
+        return [
+            each
+            for each in work[max(end - _ENOUGH, 0) : end]
+            if each.attempt == event.attempt and each.is_work
+        ]
 
     def at(self, event: Event) -> Event | None:
         """What the log shows last before an event: work, or a beginning."""

@@ -8,7 +8,7 @@ end of the log, every line is.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +29,8 @@ _TAIL: Final = 100
 _KEPT_TAIL: Final = 15
 _MOST_WRITERS: Final = 4_096
 _MOST_ALIKE: Final = 20
-_NEXT_RUN: Final = 15
-"""A further run begins at most so many lines after the failure of the one before."""
+_NEXT_START: Final = 15
+"""A job is started again by hand at most so many lines after its failure."""
 _OPENING_LINES: Final = 20
 _SHORTEST_OPENING: Final = 8
 _RHYTHM: Final = 3
@@ -128,7 +128,7 @@ class _LogReader:
         """The lines up to this one are read, whatever they say."""
         self._time: float | None = None
         self._last = ""
-        self._failed_at = -_NEXT_RUN - 1
+        self._failed_at = -_NEXT_START - 1
         self._alike: Counter[tuple[Kind, str]] = Counter()
         self._latest: dict[tuple[Kind, str], Event] = {}
         self._kept: Counter[bool] = Counter()
@@ -137,9 +137,7 @@ class _LogReader:
         """Work that counts if a failure or the end follows soon."""
         self._rhythm: dict[tuple[Process, str], set[str]] = {}
         self._restarts: list[int] = []
-        """The lines that begin a further attempt."""
-        self._runs: list[int] = []
-        """The lines that begin a further run."""
+        """The lines behind which a further attempt begins."""
         self._opening = _Opening()
 
     # Blocks ------------------------------------------------------------------------------------------------
@@ -151,7 +149,6 @@ class _LogReader:
         self.events += self._latest.values()
         for event in self.events:
             event.attempt = (self._source.attempt or 0) + bisect_left(self._restarts, event.line)
-            event.run = bisect_right(self._runs, event.line)
         return self._log
 
     def _blocks(self, progress: Callable[[int], None]) -> Iterator[bytes]:
@@ -212,10 +209,9 @@ class _LogReader:
     def _read_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
-        near = bool(self._writers) or self._failed_at >= number - _NEXT_RUN
+        near = bool(self._writers) or self._failed_at >= number - _NEXT_START
         if near and self._opening.recurs(line.text):
-            self._complete()
-            self._runs.append(number)
+            self._restart(number - 1)
         for report in self._reports:
             taken, events = report.read(line, number)
             self._add(*events)
@@ -330,7 +326,7 @@ class _LogReader:
     def _add(self, *events: Event) -> None:
         for event in events:
             if event.kind is Kind.RESTART:
-                self._restart(event)
+                self._restart(event.line)
             if event.kind not in (*FAILURES, Kind.RESTART) and event.line > self._watch_up_to:
                 self._work.append(event)
             elif not event.is_failure or self._is_news(event):
@@ -342,12 +338,12 @@ class _LogReader:
             if self._kept[event.is_failure] <= MOST_EVENTS:
                 self.events.append(event)
 
-    def _restart(self, event: Event) -> None:
-        """Begin a further attempt; the agents of several machines report the same one."""
+    def _restart(self, line: int) -> None:
+        """Begin a further attempt behind a line; the agents of several machines report the same one."""
         self._complete()
         latest = self._restarts[-1] if self._restarts else -_AFTER
-        if event.line - latest >= _AFTER or self._failed_at > latest:
-            self._restarts.append(event.line)
+        if line - latest >= _AFTER or self._failed_at > latest:
+            self._restarts.append(line)
 
     def _is_news(self, event: Event) -> bool:
         """Note a failure. Of many that are alike, the first ones and the last one are kept."""
@@ -367,7 +363,7 @@ class _LogReader:
 
 @dataclass
 class _Opening:
-    """The first two lines of a log: where they recur after a failure, a further run begins."""
+    """The first two lines of a log: where they recur after a failure, the job was started again."""
 
     forms: list[str] = field(default_factory=list)
     _lines: int = 0

@@ -112,8 +112,8 @@ _MODULES: Final = ("ModuleNotFoundError", "ImportError")
 
 
 def _was_restarted(event: Event, history: History) -> bool:
-    """A later attempt, or a later run, is at work, and neither it nor a later one has a failure."""
-    return history.last_worked > max(event.turn, history.last_failed)
+    """A later attempt is at work, and neither it nor a later one has a failure."""
+    return history.last_worked > max(event.attempt, history.last_failed)
 
 
 def _was_survived(event: Event, history: History) -> bool:
@@ -381,8 +381,9 @@ def _warned(
 
 
 def _attempts(fatal: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
-    """For each run and attempt, the first failure and all of them."""
-    parts = [[each for each in fatal if each.turn == turn] for turn in sorted({each.turn for each in fatal})]
+    """For each attempt, the first failure and all of them."""
+    numbers = sorted({each.attempt for each in fatal})
+    parts = [[each for each in fatal if each.attempt == number] for number in numbers]
     return [(first, part) for part in parts if (first := first_failure(part)) is not None]
 
 
@@ -429,7 +430,7 @@ def _said_beside(event: Event, fatal: Sequence[Event], history: History) -> Even
     if REASON <= tier(event) <= LINE:
         return next((each for each in reversed(others) if REASON <= tier(each) <= LINE), None)
     same = (each for each in others if each.raised is None and _is_same(each, event))
-    here = (each for each in history.failures if each.log == event.log and each.turn == event.turn)
+    here = (each for each in history.failures if each.log == event.log and each.attempt == event.attempt)
     said = (each for each in here if each.kind is Kind.LIBRARY and each is not event)
     stated = (each for each in others if each.log == event.log and each.line < event.line)
     earlier = (each for each in stated if each.role != "consequence" and _class_of_root(each) == "")

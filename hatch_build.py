@@ -34,8 +34,7 @@ COMPILED = {
     "store/relay": "relay worker",
     "store/server/guard": "other_users",
     "store/machine": "addresses socket_owner",
-    "store/server/loops": "backlog link listening pump"
-    + (" readers" if sys.platform == "linux" else ""),  # for epoll
+    "store/server/loops": "backlog link listening pump",
 }
 """What every request passes through, by folder.
 

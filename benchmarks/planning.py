@@ -15,7 +15,7 @@ import psutil
 from benchmarks import loads, targets
 from rallypoint.bench.contest import Measurement, absences
 from rallypoint.bench.loads import MEASUREMENTS, RANKS, ComingUp
-from rallypoint.store.machine import interfaces, ports
+from rallypoint.store.machine import interfaces, system
 
 COMMANDS: Final = ("init", "barrier", "ops", "accept", "bulk", "wakeup", "restart")
 """In the order of the tables."""
@@ -141,9 +141,9 @@ def python_build() -> str:
 
 def limits() -> dict[str, str]:
     """The limits of this system that bound the measurements, but for open files."""
-    low, high = ports.client_ports()
+    low, high = system.client_ports()
     return {
-        "backlog (somaxconn)": str(ports.accept_backlog()),
-        "SYN backlog": str(ports.syn_backlog()),
+        "backlog (somaxconn)": str(system.accept_backlog()),
+        "SYN backlog": str(system.syn_backlog()),
         "ports for clients": f"{high - low + 1:,}",
     }

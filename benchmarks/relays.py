@@ -15,7 +15,7 @@ from typing import Any
 
 from rallypoint.bench.results import BenchError
 from rallypoint.errors import RallypointError
-from rallypoint.store.machine.ports import client_ports
+from rallypoint.store.machine.system import client_ports
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.reaching import StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay

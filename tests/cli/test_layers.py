@@ -18,10 +18,10 @@ ROOT = Path(rallypoint.__file__).parent
 # Lowest first. Parts of one level do not import each other. The store's parts have levels of their own.
 LEVELS = [
     {"build", "compiling", "errors", "text", "codec", "exits"},
-    {"frames", "store.access", "store.wire"},
+    {"frames", "store.wire"},
     {"store.machine"},
     {"store.engine", "store.rollcall"},
-    {"store.core", "store.server.guard"},
+    {"store.core"},
     {"store.server"},
     {"store.connect"},
     {"store.relay", "store.replica"},
@@ -39,7 +39,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Folders and modules, with all that is below them.
 PURE = {
     *("rallypoint.text", "rallypoint.codec", "rallypoint.exits", "rallypoint.frames"),
-    *(f"rallypoint.store.{name}" for name in ("access", "wire", "engine", "rollcall")),
+    *(f"rallypoint.store.{name}" for name in ("wire", "engine", "rollcall")),
     *(f"rallypoint.launch.stacks.{name}" for name in ("activity", "frames", "progress", "words")),
     *("rallypoint.store.core", "rallypoint.store.relay.core", "rallypoint.store.replica.core"),
     *(f"rallypoint.launch.rendezvous.{name}" for name in ("digest", "roster")),

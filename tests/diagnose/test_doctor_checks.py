@@ -28,7 +28,7 @@ from rallypoint.launch.endpoint import Endpoint
 from rallypoint.store.machine import interfaces
 from rallypoint.store.machine.addresses import is_own_address
 from rallypoint.store.machine.interfaces import Interface, LookUps
-from rallypoint.store.machine.resources import ABSENT
+from rallypoint.store.machine.system import ABSENT
 from raw import SECONDS
 
 ETHERNET = Interface("eth7", True, ("10.0.0.7", "fd00::7"))

@@ -15,6 +15,7 @@ from torch.distributed.run import get_args_parser
 from rallypoint.errors import UsageError
 from rallypoint.launch.config import CommandLine, Program, settle, split_arguments
 from rallypoint.launch.endpoint import Endpoint, Endpoints
+from rallypoint.launch.job import to_torchrun, torchrun_environment
 from rallypoint.launch.options import (
     BY_NAME,
     OPTIONS,
@@ -25,7 +26,6 @@ from rallypoint.launch.options import (
     parse_conf,
 )
 from rallypoint.launch.rendezvous.roster import Size
-from rallypoint.launch.torchrun import to_torchrun, torchrun_environment
 
 TRAIN = Program("script", ("train.py",))
 

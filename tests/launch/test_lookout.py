@@ -83,3 +83,11 @@ def test_a_look_that_failed_counts_for_nothing() -> None:
         with pytest.raises(OSError, match="away"):
             lookout.look(["b"], fail)
     assert lookout.look(["b"], lambda _: 7) == {"b"}
+
+
+def test_patience_is_with_one_machine_and_starts_anew_with_another() -> None:
+    """As when the next one has left, also if it comes again."""
+    lookout = Lookout(1)
+    for ring in (["b", "c"], ["b", "c"], ["c"], ["b", "c"], ["b", "c"]):
+        assert lookout.look(ring[:1], lambda _: 7) == set()
+    assert lookout.look(["b"], lambda _: 7) == {"b"}

@@ -7,6 +7,7 @@ where it matters which acts when, they take turns from one store operation to th
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from rallypoint.errors import (
     MeetingClosedError,
     RallypointError,
     StoreTimeoutError,
+    UsageError,
 )
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.options import RendezvousSettings
@@ -35,7 +37,7 @@ from rallypoint.launch.rendezvous.digest import Assignment, RoundEnd
 from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.register import Register
 from rallypoint.launch.rendezvous.roster import Ending, Member, RosterRequest, Size
-from rallypoint.launch.rendezvous.servers import open_replicated
+from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.store.rollcall.plan import JobRound
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.server.process.hosting import HostedServer, host_server
@@ -251,7 +253,7 @@ def test_a_store_that_nobody_leads_is_named() -> None:
     standbys = [reserve("127.0.0.1", 0)[0] for _ in range(2)]
     places = Endpoints(Endpoint(*each.getsockname()) for each in standbys)
     with pytest.raises(ConnectError) as caught:
-        open_replicated(places, "job", local_address=None, seconds=0.2)
+        open_place(places, 2, "job", seconds=0.2)
     for place in map(str, places):
         assert place in caught.value.message
         assert place in caught.value.hint
@@ -485,6 +487,62 @@ def test_a_machine_describes_what_it_waits_for(hall: Hall, states: dict[str, Cal
     assert states["d"]() == "the job runs on 3 machines; this machine waits for a place"
 
 
+def test_one_that_comes_after_others_were_refused_is_told_of_them(
+    hall: Hall, states: dict[str, Callable[[], str]]
+) -> None:
+    def coming(name: str, size: Size) -> tuple[Machine, Call[Round]]:
+        machine = hall.machine(name, size)
+        machine._settings = (("--nnodes", str(size)),)
+        return machine, machine.coming()
+
+    first, refused = coming("a", Size(3, 3))
+    until(lambda: len(first.roster.present) == 1, "the first has come")
+    calls = [refused, coming("b", Size(2, 2))[1]]
+    why = "machines were started with different settings: host-b (process 101) has --nnodes=2, and host-a"
+    for call in calls:
+        with pytest.raises(UsageError, match=re.escape(why)):
+            call.result()
+    _, waits = coming("c", Size(3, 3))
+    until(lambda: "c" in states, "it waits")
+    assert (
+        f"2 of 3 machines at the endpoint (connected: host-c), 60 s left; before that, {why}" in states["c"]()
+    )
+    hall.time.advance(60, "c")
+    with pytest.raises(JoinTimeoutError, match=re.escape(why)):
+        waits.result()
+    correct = hall.machines("def", Size(3, 3))
+    assert names(agreed(correct, together(correct)).members) == "def"
+
+
+def test_a_machine_that_finds_a_job_of_one_machine_at_the_endpoint_is_told_that_settings_differ(
+    hall: Hall, states: dict[str, Callable[[], str]]
+) -> None:
+    machine = hall.machine("a", Size(2, 2))
+    machine._find_jobs = lambda: (JobRound("", 0, 1, ("host-x",)),)
+    coming = machine.coming()
+    until(lambda: "a" in states, "it waits")
+    states["a"]()
+    with pytest.raises(UsageError, match=r"host-a \(process 100\) has --nnodes=2, and host-x has --nnodes=1"):
+        coming.result()
+    assert not machine.roster.everybody
+
+
+def test_a_job_of_one_machine_is_refused_where_several_meet_for_it(server: HostedServer) -> None:
+    """Who meets there alone, or under another id, keeps nobody from training alone."""
+    endpoint = Endpoint(*server.address)
+
+    def meets_here(run_id: str) -> bool:
+        place = open_place(Endpoints([endpoint]), 1, run_id, seconds=SECONDS)
+        place.close(alone=True)
+        return isinstance(place.store, TCPStore)
+
+    hall = Hall(lambda: TCPStore(*endpoint, timeout=SECONDS), "of two")
+    hall.machine("a", Size(2, 2)).coming()
+    until(lambda: meets_here("of two"), "it is there")
+    assert not meets_here("another")
+    hall.close()
+
+
 def test_who_was_lost_meanwhile_is_said(hall: Hall) -> None:
     machines = hall.machines("abc", Size(4, 4))
     calls = []
@@ -587,37 +645,6 @@ def test_patience_outlasts_a_store_that_moves(beat: float, missed: int, expected
     times = RendezvousSettings(keep_alive_interval=beat, keep_alive_max_attempt=missed)
     assert times.outlasting(10.0).keep_alive_max_attempt == expected
     assert times.outlasting(0.0) == times
-
-
-def test_with_another_neighbour_patience_starts_anew(hall: Hall) -> None:
-    machines = [hall.machine(name, Size(3, 3), rank) for rank, name in enumerate("abc")]
-    first, second, third = machines
-    together(machines)
-    beat(hall, machines[::-1])
-    for _ in range(TIMES.keep_alive_max_attempt):
-        beat(hall, [third, first])
-    second.leave()
-    assert first.roster.present == (first.member, third.member)
-    for _ in range(TIMES.keep_alive_max_attempt):
-        first.beat()
-        assert first.roster.lost == ()
-    first.beat()
-    assert first.roster.lost == (third.member,)
-
-
-def test_with_a_neighbour_that_comes_again_patience_starts_anew(hall: Hall) -> None:
-    first, second = machines = hall.machines("ab", Size(2, 2))
-    together(machines)
-    beat(hall, machines[::-1])
-    for _ in range(TIMES.keep_alive_max_attempt):
-        first.beat()
-    second.leave()
-    assert first.roster.everybody == (first.member,)
-    first.beat()
-    second.coming()
-    until(lambda: first.roster.waiting, "it has come again")
-    first.beat()
-    assert first.roster.waiting == (second.member,)
 
 
 def test_one_that_waits_for_a_keeper_goes_on_when_that_is_lost(hall: Hall) -> None:
@@ -731,18 +758,7 @@ def test_it_waits_no_longer_than_it_should(hall: Hall) -> None:
     assert waiting.result() is False
 
 
-def test_another_job_with_the_same_id_meets_where_all_have_left(hall: Hall) -> None:
-    machines = hall.machines("ab", Size(2, 2))
-    [before, _] = together(machines)
-    machines[0].close("the job has ended")
-    for each in machines:
-        each.leave()
-        each.reopen()
-    [after, _] = together(hall.machines("cd", Size(2, 2)))
-    assert after.number > before.number
-
-
-def test_an_id_can_be_used_again_if_the_last_of_its_machines_was_killed(hall: Hall) -> None:
+def test_an_id_can_be_used_again_when_all_machines_of_a_job_have_left(hall: Hall) -> None:
     machines = hall.machines("ab", Size(2, 2))
     [before, _] = together(machines)
     for each in machines:

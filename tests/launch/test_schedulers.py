@@ -13,13 +13,16 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.config import settle
 from rallypoint.launch.handover import Handover
 from rallypoint.launch.options import Settings
-from rallypoint.launch.schedulers.placement import (
+from rallypoint.launch.schedulers import (
+    SCHEDULERS,
     Placement,
+    count_at,
     find_placement,
+    first_host,
     idle_machines,
+    iter_hosts,
     port_of,
 )
-from rallypoint.launch.schedulers.table import SCHEDULERS, count_at, first_host, iter_hosts
 
 FILES = {
     "/proc/self/status": "Name:\tpython\nPPid:\t12\n",

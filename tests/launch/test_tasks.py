@@ -24,19 +24,20 @@ from processes import Server
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError, UsageError
-from rallypoint.launch import delivery
-from rallypoint.launch.command import Ended, run_command
+from rallypoint.launch import command
+from rallypoint.launch.command import Ended, SignalProbe, run_command
 from rallypoint.launch.config import settle
+from rallypoint.launch.job import check_is_alone, task_of
 from rallypoint.launch.rendezvous import task_group
 from rallypoint.launch.rendezvous.task_group import TaskGroup
-from rallypoint.launch.schedulers.placement import find_placement
-from rallypoint.launch.tasks import check_is_alone, task_of
+from rallypoint.launch.schedulers import find_placement
 from rallypoint.pytorch import agent
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard import secret as guard
 from rallypoint.store.server.process.hosting import HostedServer
+from raw import until
 from test_schedulers import HYDRA, LAUNCHER, OPEN_MPI, PBS, SLURM
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no scheduler starts tasks on Windows")
@@ -309,35 +310,38 @@ def test_who_is_sent_a_signal(
     monkeypatch: pytest.MonkeyPatch, heard: bool, to_agent: list[str], to_ranks: list[str]
 ) -> None:
     ranks: list[str] = []
-    monkeypatch.setattr(delivery, "signal_ranks", lambda _, number: ranks.append(signal.Signals(number).name))
+    monkeypatch.setattr(command, "signal_ranks", lambda _, number: ranks.append(signal.Signals(number).name))
     agent = SimpleNamespace(sent=[])
     agent.send_signal = lambda number: agent.sent.append(signal.Signals(number).name)
     process = cast("subprocess.Popen[bytes]", agent)
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     for name in names:
-        delivery.to_agent("", lambda _: heard)(process, getattr(signal, name))
+        command.to_agent("", lambda _: heard)(process, getattr(signal, name))
     assert (agent.sent, ranks) == (to_agent, to_ranks)
     agent.sent.clear()
-    deliver = delivery.to_rank(lambda _: heard)
+    deliver = command.to_rank(lambda _: heard)
     for name in (*names, "SIGTERM"):
         deliver(process, getattr(signal, name))
     assert agent.sent == (["SIGTERM"] if heard else list(names))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_witness_outlives_signals_and_shows_each_once() -> None:
-    with delivery.SignalProbe() as probe:
-        pids = set(probe.pids)
-        for burst in ([signal.SIGCONT, signal.SIGUSR1], [signal.SIGUSR2, signal.SIGINT, signal.SIGUSR1]):
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes signals as Linux tells them")
+def test_a_probe_outlives_signals_and_shows_each_once() -> None:
+    with SignalProbe() as probe:
+        for burst in ([signal.SIGCONT, signal.SIGUSR1], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]):
             for number in burst:
-                for pid in probe.pids:
-                    os.kill(pid, number)
+                os.kill(probe.pid, number)
             for number in burst:
                 assert probe.has_heard(number)
                 assert not probe.has_heard(number)
-                pids.update(probe.pids)
-    assert len(pids) == 6
-    assert not any(map(psutil.pid_exists, pids))
+    assert not psutil.pid_exists(probe.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes signals as Linux tells them")
+def test_a_probe_ends_with_its_launcher() -> None:
+    program = "from rallypoint.launch.command import SignalProbe; print(SignalProbe().pid)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    until(lambda: not psutil.pid_exists(int(ended.stdout)), "it ends")
 
 
 HEAR = """
@@ -354,13 +358,6 @@ while signal.SIGUSR2 not in heard:
 """
 
 
-def await_witnesses(launcher: psutil.Process, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while sum(child.name() == "cat" for child in launcher.children()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a scheduler signals all processes on Linux")
 @pytest.mark.parametrize(
     "options", [["--tasks"], pytest.param(["--nproc-per-node=1"], marks=pytest.mark.slow)]
@@ -374,15 +371,12 @@ def test_a_rank_hears_each_signal_once_whomever_the_scheduler_signals(
         launcher = running.start(HEAR, options, variables_of(0, 1), command=("-m", "rallypoint", "run"))
         running.await_text("listens")
         process = psutil.Process(launcher.pid)
-        await_witnesses(process, 1)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             whom = [process, *(process.children(recursive=True) if to_everybody else ())]
             for each_number in (signal.SIGCONT, number):  # so does Slurm
                 for each in whom:
                     each.send_signal(each_number)
             running.await_text(f"heard {number.name}")
-            if to_everybody and number == signal.SIGUSR1:  # the launcher takes a new one when it has looked
-                await_witnesses(process, 3)
         assert running.wait() == [0], running.logs()
         assert [running.log().count(f"heard {name}") for name in ("SIGUSR1", "SIGUSR2")] == [1, 1]
         assert not running.processes()

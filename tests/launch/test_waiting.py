@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs import DONE, TRAIN, free_port, job
+from jobs import free_port, job
 from pods import Pod, two_pods
 from processes import hand_over
 from rallypoint.errors import ConnectError
@@ -166,15 +166,23 @@ def test_a_job_with_another_id_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "values"),
-    [("--nnodes", "23"), ("--max-restarts", "01"), ("--spares", "01"), ("--relay", ("auto", "off"))],
+    [
+        ("--nnodes", "23"),
+        ("--nnodes", "21"),
+        ("--max-restarts", "01"),
+        ("--spares", "01"),
+        ("--relay", ("auto", "off")),
+    ],
 )
 def test_launchers_with_different_settings_both_fail(
     tmp_path: Path, option: str, values: tuple[str, str] | str
 ) -> None:
-    endpoint = f"--rdzv-endpoint=localhost:{free_port()}"
+    endpoint = f"localhost:{free_port()}"
     with job(tmp_path) as running:
-        for value in values:
-            running.start("", ["--nnodes=2", endpoint, f"{option}={value}"], command=RUN)
+        for number, value in enumerate(values):
+            running.start("", ["--nnodes=2", f"--rdzv-endpoint={endpoint}", f"{option}={value}"], command=RUN)
+            if number == 0:
+                running.await_text("waiting for 1 of 2 machines")  # one that is to be alone waits for nobody
         assert running.wait() == [1, 1]
         for number in (0, 1):
             for value in values:
@@ -244,16 +252,3 @@ def _python(pod: Pod, program: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-@pytest.mark.slow
-def test_pods_that_are_up_before_their_names(tmp_path: Path) -> None:
-    options = ["--nnodes=2", "--nproc-per-node=1", f"--rdzv-endpoint={HOST}"]
-    with two_pods(tmp_path) as pods, job(tmp_path) as running:
-        for number, pod in enumerate(pods):
-            running.start(TRAIN + DONE, options, command=RUN, prefix=pod.prefix)
-            running.await_text(UNKNOWN, number)
-        for pod in reversed(pods):
-            pod.learns(HOST, pods[0].address)
-        assert running.wait() == [0, 0], running.logs()
-        assert "done 0 of 2" in running.log(0)

@@ -80,8 +80,7 @@ def has_loaded_libuv(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("argument", "variable", "libuv"),
-    [(None, None, True), (True, "0", True), (None, "off", False)],
+    ("argument", "variable", "libuv"), [(None, None, True), (True, "0", True), (None, "off", False)]
 )
 def test_the_store_tells_which_backend_serves(
     argument: bool | None, variable: str | None, libuv: bool, monkeypatch: pytest.MonkeyPatch
@@ -141,10 +140,10 @@ def test_a_hosted_server_without_libuv_falls_back(
 
 @pytest.mark.parametrize(("backend", "warnings"), [("libuv", 1), ("auto", 0)])
 def test_serve_without_libuv_falls_back(
-    backend: str, warnings: int, without_libuv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, warnings: int, without_libuv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(without_libuv), prepend=os.pathsep)
-    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server:
+    with serving(backend) as server:
         assert server.backend == "legacy"
         with RawClient(server.port) as client:
             assert client.answers()

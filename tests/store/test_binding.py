@@ -21,7 +21,7 @@ import pytest
 
 from processes import end, has_ipv6, is_wine, tells_connections
 from rallypoint.errors import BindError, PortInUseError, UsageError
-from rallypoint.store.machine.addresses import is_this_machine
+from rallypoint.store.machine.addresses import format_address, is_this_machine
 from rallypoint.store.server.process.binding import addresses_for, adopt, describe, listen, reachable_at
 
 pytestmark = pytest.mark.windows
@@ -77,22 +77,28 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "localhost.", "localhost.localdomain"])
-def test_localhost_binds_loopback_alone(host: str, caplog: pytest.LogCaptureFixture) -> None:
-    with listening(host) as listeners:
-        (port,) = {listener.getsockname()[1] for listener in listeners}
-        assert places_of(port) == {"127.0.0.1", "::1"} if has_ipv6() else {"127.0.0.1"}
-    assert not warnings_in(caplog)
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+LOOPBACK = {"127.0.0.1", "::1"} if has_ipv6() else {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]"])
-def test_a_loopback_address_binds_itself_alone(host: str, caplog: pytest.LogCaptureFixture) -> None:
-    if ":" in host and not has_ipv6():
-        pytest.skip("no IPv6 here")
-    with listening(host) as listeners:
-        port = listeners[0].getsockname()[1]
-        assert places_of(port) == {host.strip("[]")}
-        assert describe(listeners) == (f"[::1]:{port}" if ":" in host else f"{host}:{port}")
+@pytest.mark.parametrize(
+    ("hosts", "places"),
+    [
+        (["localhost", "LOCALHOST", "localhost.", "localhost.localdomain"], LOOPBACK),
+        (["127.0.0.1"], {"127.0.0.1"}),
+        (["127.0.0.2"], {"127.0.0.2"}),
+        pytest.param(["::1", "[::1]"], {"::1"}, marks=needs_ipv6),
+    ],
+    ids=["localhost", "127.0.0.1", "127.0.0.2", "::1"],
+)
+def test_loopback_binds_loopback_alone(
+    hosts: list[str], places: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for host in hosts:
+        with listening(host) as listeners:
+            (port,) = {listener.getsockname()[1] for listener in listeners}
+            assert places_of(port) == places
+            assert set(describe(listeners).split(", ")) == {format_address(each, port) for each in places}
     assert not warnings_in(caplog)
 
 
@@ -205,9 +211,8 @@ def test_a_name_means_the_machine_that_has_its_address(
     assert is_this_machine("node-7.example.org") is is_ours
 
 
+@needs_ipv6
 def test_a_port_in_use_leaves_no_socket_open() -> None:
-    if not has_ipv6():
-        pytest.skip("no IPv6 here")
     with socket.socket(socket.AF_INET6) as holder:
         holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         holder.bind(("::1", 0))

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import pytest
 
 from rallypoint.errors import UsageError
 from rallypoint.store.rollcall.events import Connected, Erred, Event, Left, Lost
-from rallypoint.store.server.reporting import event_file as eventlog
-from rallypoint.store.server.reporting.event_file import EventLog
+from rallypoint.store.server import events as eventlog
+from rallypoint.store.server.events import EventLog
+from raw import until
 from startups import from_line
 
 pytestmark = pytest.mark.windows
@@ -61,19 +61,6 @@ def test_all_events_are_there_in_order_when_it_is_closed(tmp_path: Path) -> None
     assert path.read_text().count(f'"pid":{os.getpid()}') == 2_000, "every line names the process"
 
 
-def test_events_are_written_while_it_is_open(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    log = EventLog(path)
-    try:
-        log.put(Left(1.0, 5))
-        deadline = time.monotonic() + 30
-        while not path.read_bytes().endswith(b"\n"):
-            assert time.monotonic() < deadline
-        assert _events_in(path) == [Left(1.0, 5)]
-    finally:
-        log.close()
-
-
 def test_a_line_that_was_torn_harms_no_other(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"time":1.0,"event":"le')
@@ -87,6 +74,7 @@ def test_closing_twice_and_putting_afterwards_do_nothing(tmp_path: Path) -> None
     path = tmp_path / "events.jsonl"
     log = EventLog(path)
     log.put(Left(1.0, 1))
+    until(lambda: path.read_bytes().endswith(b"\n"), "it is written while the log is open")
     log.close()
     log.put(Left(1.0, 2))
     log.close()
@@ -170,16 +158,40 @@ def test_a_full_disk_is_told_once_and_delays_nobody(caplog: pytest.LogCaptureFix
 
 @needs_posix
 def test_a_disk_that_has_room_again_is_told_how_many_are_lost(tmp_path: Path) -> None:
-    """In a process of its own, whose files may not grow beyond some size."""
+    """In the file and in the log, without another event. For a while, the files of a process may not grow."""
     path = tmp_path / "events.jsonl"
-    subprocess.run([sys.executable, "-c", _FULL_FOR_A_WHILE, str(path)], check=True, timeout=60)
-    events = [from_line(line) for line in path.read_bytes().splitlines()]  # no line is torn
-    lost = [event for event in events if isinstance(event, Lost)]
-    left = [event.client for event in events if isinstance(event, Left)]
-    assert len(lost) == 1
-    assert left[-1] == 1_000  # the one after the disk had room again
-    assert lost[0].count + len(left) == 1_001
-    assert left[:-1] == list(range(len(left) - 1))
+    command = [sys.executable, "-c", _FULL_FOR_A_WHILE, str(path)]
+    log = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stderr
+    *written, lost, last = [from_line(line) for line in path.read_bytes().splitlines()]  # no line is torn
+    assert written == _numbered(range(len(written)))
+    assert isinstance(lost, Lost)
+    assert (lost.count, last) == (1_000 - len(written), Left(1.0, 1_000))
+    assert [line.split(str(path))[0] for line in log.splitlines()] == [
+        "cannot write events to ",
+        "events are written to ",
+    ]
+    assert f"again; {lost.count} events lost" in log
+
+
+_FULL_FOR_A_WHILE = """
+import resource, sys
+from pathlib import Path
+from rallypoint.store.rollcall.events import Left
+from rallypoint.store.server.events import EventLog
+
+path = Path(sys.argv[1])
+log = EventLog(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))
+for number in range(1_000):
+    log.put(Left(1.0, number))
+while path.read_bytes().count(b"\\n") + log._lost < 1_000:
+    pass
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+while b'"lost"' not in path.read_bytes():
+    pass
+log.put(Left(1.0, 1_000))
+log.close()
+"""
 
 
 def test_events_that_find_no_memory_are_counted_and_the_next_ones_written(
@@ -193,7 +205,7 @@ def test_events_that_find_no_memory_are_counted_and_the_next_ones_written(
     path = tmp_path / "events.jsonl"
     log = EventLog(path)
     with monkeypatch.context() as starved:
-        starved.setattr(eventlog, "to_line", run_out)
+        starved.setattr("rallypoint.store.rollcall.events.to_line", run_out)
         log.put(Left(1.0, 1))
         assert failed.wait(60)
     log.put(Left(1.0, 2))
@@ -202,68 +214,14 @@ def test_events_that_find_no_memory_are_counted_and_the_next_ones_written(
     assert (left, isinstance(lost, Lost) and lost.count) == (Left(1.0, 2), 1)
 
 
-@needs_posix
-def test_what_was_lost_is_told_without_another_event(tmp_path: Path) -> None:
-    """As soon as there is room again, in the file and in the log."""
-    path = tmp_path / "events.jsonl"
-    command = [sys.executable, "-c", _FULL_AND_THEN_SILENT, str(path)]
-    log = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stderr
-    events = [from_line(line) for line in path.read_bytes().splitlines()]
-    assert isinstance(lost := events[-1], Lost)
-    assert lost.count + len(events) - 1 == 1_000
-    assert [line.split(str(path))[0] for line in log.splitlines()] == [
-        "cannot write events to ",
-        "events are written to ",
-    ]
-    assert f"again; {lost.count} events lost" in log
-
-
-_FULL = """
-import resource, sys
-from pathlib import Path
-from rallypoint.store.rollcall.events import Left
-from rallypoint.store.server.reporting.event_file import EventLog
-
-path = Path(sys.argv[1])
-log = EventLog(path)
-resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))
-for number in range(1_000):
-    log.put(Left(1.0, number))
-while path.read_bytes().count(b"\\n") + log._lost < 1_000:
-    pass
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-"""
-_FULL_AND_THEN_SILENT = (
-    _FULL
-    + """
-while b'"lost"' not in path.read_bytes():
-    pass
-log.close()
-"""
-)
-_FULL_FOR_A_WHILE = (
-    _FULL
-    + """
-log.put(Left(1.0, 1_000))
-log.close()
-"""
-)
-
-
-@pytest.mark.parametrize("name", ["nowhere/events.jsonl", "."])
+@pytest.mark.parametrize("name", ["nowhere/events.jsonl", ".", pytest.param("pipe", marks=needs_posix)])
 def test_what_cannot_be_written_is_told_at_once(name: str, tmp_path: Path) -> None:
+    if name == "pipe":  # nobody reads it
+        os.mkfifo(tmp_path / name)
     with pytest.raises(UsageError, match="cannot write events to") as caught:
         EventLog(tmp_path / name)
     assert "name a file" in caught.value.hint
     assert not any(thread.name == "rallypoint-events" for thread in threading.enumerate())
-
-
-@needs_posix
-def test_a_pipe_that_nobody_reads_is_told_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with pytest.raises(UsageError, match="cannot write events to"):
-        EventLog(path)
 
 
 @needs_posix

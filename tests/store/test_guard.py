@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,11 @@ from processes import BACKENDS, end
 from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
-from rallypoint.store.access import NoUser
 from rallypoint.store.connect import connecting
 from rallypoint.store.connect.connection import guard as guard_socket
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.store import Core
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, SocketTable
 from rallypoint.store.relay.reaching import find_upstream
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.identity import Identity, Role
@@ -141,23 +140,27 @@ def test_a_store_without_a_secret_gets_nothing_from_a_client_with_one(have: Call
         pytest.raises(AccessError, match="it takes no TLS: it has no secret"),
     ):
         _store(port)
-    with _babbling() as port, pytest.raises(AccessError, match="it speaks no TLS"):
+
+    def babble(caller: socket.socket) -> None:
+        caller.recv(1)
+        caller.sendall(b"no tls here")
+        caller.recv(1 << 16)
+
+    with _answering(babble) as port, pytest.raises(AccessError, match="it speaks no TLS"):
         _store(port)
 
 
 @contextmanager
-def _babbling() -> Iterator[int]:
-    """A server that answers whatever comes with bytes that mean nothing."""
+def _answering(serve: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server for one client that is no store."""
+
+    def accept() -> None:
+        caller, _ = listener.accept()
+        with closing(caller):
+            serve(caller)
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def babble() -> None:
-            caller, _ = listener.accept()
-            with closing(caller):
-                caller.recv(1)
-                caller.sendall(b"no tls here")
-                caller.recv(1 << 16)
-
-        thread = threading.Thread(target=babble)
+        thread = threading.Thread(target=accept)
         thread.start()
         try:
             yield listener.getsockname()[1]
@@ -237,27 +240,20 @@ def test_a_server_that_drips_uses_up_no_more_than_the_time(have: Callable[[str],
     have(_TEXT)
     over = threading.Event()
 
-    def drip() -> None:
-        caller, _ = listener.accept()
-        with closing(caller):
-            caller.recv(1 << 16)
+    def drip(caller: socket.socket) -> None:
+        caller.recv(1 << 16)
+        with suppress(OSError):
             for byte in b"\x16\x03\x03\x10\x00" + bytes(100):
-                try:
-                    caller.sendall(bytes([byte]))
-                except OSError:
-                    return
+                caller.sendall(bytes([byte]))
                 if over.wait(0.1):
                     return
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip)
-        thread.start()
+    with _answering(drip) as port:
         began = time.monotonic()
         with pytest.raises(ConnectError):
-            _store(listener.getsockname()[1], 0.5)
+            _store(port, 0.5)
         assert time.monotonic() - began < 3
         over.set()
-        thread.join()
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -317,24 +313,23 @@ def test_a_certificate_in_the_middle_is_not_enough(have: Callable[[str], None]) 
     mine = server_tls().context
     outward = _believing()
     heard: list[bytes] = []
-    with running_here(_locked) as port, socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def in_the_middle() -> None:
-            caller, _ = listener.accept()
-            with (
-                mine.wrap_socket(caller, server_side=True) as client,
-                socket.create_connection(("127.0.0.1", port)) as sock,
-                outward.wrap_socket(sock) as server,
-            ):
-                server.sendall(client.recv(1 << 10))  # hello
-                client.sendall(server.recv(1 << 10))  # nonce and proof
-                heard.append(client.recv(1 << 10))
+    def in_the_middle(caller: socket.socket) -> None:
+        with (
+            mine.wrap_socket(caller, server_side=True) as client,
+            socket.create_connection(("127.0.0.1", port)) as sock,
+            outward.wrap_socket(sock) as server,
+        ):
+            server.sendall(client.recv(1 << 10))  # hello
+            client.sendall(server.recv(1 << 10))  # nonce and proof
+            heard.append(client.recv(1 << 10))
 
-        thread = threading.Thread(target=in_the_middle)
-        thread.start()
-        with pytest.raises(AccessError, match="somebody is in between"):
-            _store(listener.getsockname()[1])
-        thread.join(5)
+    with (
+        running_here(_locked) as port,
+        _answering(in_the_middle) as between,
+        pytest.raises(AccessError, match="somebody is in between"),
+    ):
+        _store(between)
     assert heard == [b"\x00"]  # no proof, no key
 
 
@@ -461,6 +456,7 @@ _AS_A_POD = """
 import os, sys
 from rallypoint.errors import UsageError
 from rallypoint.store.server.guard.secret import job_secret
+import rallypoint.store.wire.preface  # while modules of root may be read
 
 for owner, mode, group in ((0, 0o440, 7), (0, 0o460, 7), (0, 0o444, 7), (9, 0o440, 7), (0, 0o440, 8)):
     os.chown("secret", owner, 7)

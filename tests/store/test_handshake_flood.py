@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -65,17 +64,12 @@ def _prove(port: int) -> None:
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows has no poll(), and no SIGSTOP")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_request_does_not_wait_for_the_handshakes_before_it(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in handshakes and not in seconds, so the load of this machine does not matter."""
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
     hello = _client_hello()
-    with (
-        (tmp_path / "log").open("w+") as log,
-        serving(backend, log, host="0.0.0.0") as server,
-        RawClient(server.port) as innocent,
-        ExitStack() as stack,
-    ):
+    with serving(backend, host="0.0.0.0") as server, RawClient(server.port) as innocent, ExitStack() as stack:
         flood = _connect(stack, server.port, _MANY)
         assert innocent.answers()
         pause(server.process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -184,8 +186,7 @@ import os, signal, sys
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.process.hosting import Lifespan, host_server
 
-lifespan = Lifespan(stays_for_clients="stays" in sys.argv)
-server = host_server("127.0.0.1", 0, backend=Choice(sys.argv[1]), lifespan=lifespan)
+server = host_server("127.0.0.1", 0, backend=Choice(sys.argv[1]), lifespan=Lifespan(stays_for_clients=True))
 fork = os.fork() if "forks" in sys.argv else 0
 if "forks" in sys.argv and fork == 0:
     while True:
@@ -195,37 +196,38 @@ sys.stdin.readline()
 """
 
 
-class Parent:
-    """A process that hosts a server, its server, and its fork, if it was told to have one."""
+class Parent(NamedTuple):
+    """A process that hosts a server that stays for its clients; and its fork, if it has one."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.process = process
-        self.port, self.server, self.fork = map(int, process.stdout.readline().split())
+    process: subprocess.Popen[str]
+    port: int
+    server: int
+    fork: int
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(SECONDS)
 
-    def end(self) -> None:
-        for pid in filter(None, (self.server, self.fork)):
-            if not is_gone(pid):
-                os.kill(pid, signal.SIGKILL)
+def kill(pid: int) -> None:
+    if pid and not is_gone(pid):
+        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def parent(*words: str) -> Iterator[Parent]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOST, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        running = Parent(process)
-        try:
-            yield running
-        finally:
-            running.end()
-    finally:
-        end(process)
+def parents() -> Iterator[list[Parent]]:
+    """With servers of both backends, and with and without a fork."""
+    found: list[Parent] = []
+    with ExitStack() as stack:
+        for backend, forks in itertools.product(BACKENDS, ("", "forks")):
+            process = subprocess.Popen(
+                [sys.executable, "-c", HOST, backend, forks],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(end, process)
+            assert process.stdout is not None
+            found.append(Parent(process, *map(int, process.stdout.readline().split())))
+            stack.callback(kill, found[-1].server)
+            stack.callback(kill, found[-1].fork)
+        yield found
 
 
 @pytest.fixture
@@ -247,12 +249,6 @@ unix_only = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends 
 
 
 @contextmanager
-def parents(*words: str) -> Iterator[list[Parent]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(parent(backend, *words)) for backend in BACKENDS]
-
-
-@contextmanager
 def clients_of(ports: Sequence[int]) -> Iterator[list[RawClient]]:
     with ExitStack() as stack:
         yield [stack.enter_context(RawClient(port)) for port in ports]
@@ -263,13 +259,13 @@ def clients_of(ports: Sequence[int]) -> Iterator[list[RawClient]]:
 @pytest.mark.slow
 def test_a_server_that_stays_ends_when_the_last_client_has_gone() -> None:
     """Also if a fork of its parent lives on."""
-    with parents("stays") as alone, parents("stays", "forks") as forked:
-        hosts = alone + forked
+    with parents() as hosts:
         ports = [host.port for host in hosts]
         with clients_of(ports) as clients, clients_of(ports) as others:
             assert all(client.answers() for client in (*clients, *others))
             for host, other in zip(hosts, others, strict=True):
-                host.kill()
+                host.process.kill()
+                host.process.wait(SECONDS)
                 other.close()
             let_them_look(ports)
             assert all(client.answers() for client in clients)

@@ -14,10 +14,9 @@ from time import monotonic
 
 import pytest
 
-from rallypoint.store.machine import resources
+from rallypoint.store.machine import system
 from rallypoint.store.server.loops.backend import Choice, make_loop
-from rallypoint.store.server.loops.loop import Loop
-from rallypoint.store.server.loops.readers import make_sending
+from rallypoint.store.server.loops.loop import Loop, make_sending
 
 SECONDS = 20.0
 
@@ -293,6 +292,6 @@ def test_the_cores_of_a_container_are_what_it_may_use(
     quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(quota + "\n")
-    monkeypatch.setattr(resources, "_GROUP_QUOTAS", ((str(tmp_path / "cpu.max"),), ("/nowhere",)))
+    monkeypatch.setattr(system, "_GROUP_QUOTAS", ((str(tmp_path / "cpu.max"),), ("/nowhere",)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert resources.usable_cores() == cores
+    assert system.usable_cores() == cores

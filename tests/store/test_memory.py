@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import itertools
 import socket
-import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ends import Desk, relay_on
-from processes import BACKENDS, Server, end, serving
+from processes import BACKENDS, relaying, serving
 from rallypoint.store.core.context import Close, DriverTask
 from rallypoint.store.core.store import Core
 from rallypoint.store.engine import Engine
 from rallypoint.store.engine.keyspace import Budget
-from rallypoint.store.machine.resources import memory_bytes
+from rallypoint.store.machine.system import memory_bytes
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.server.loops import loop as loops
 from rallypoint.store.server.loops import pump as pumps
-from rallypoint.store.server.loops.legacy import LegacyLoop
 from rallypoint.store.server.loops.link import Link
+from rallypoint.store.server.loops.loop import LegacyLoop
 from rallypoint.store.server.loops.pump import Pump
 from rallypoint.store.wire.encoding import VALIDATE, blob, counted_request, request
 from rallypoint.store.wire.limits import Limits
@@ -244,7 +242,7 @@ def test_very_many_who_leave_at_once_are_closed_in_slices(monkeypatch: pytest.Mo
         theirs.close()
         link = Link(pump, ours, core.open("client"))
         pump._links[link.client] = link
-        pump._watch(link)
+        pump.watch(link)
     seen = [pump.connections]
 
     def look() -> None:
@@ -261,33 +259,22 @@ def test_very_many_who_leave_at_once_are_closed_in_slices(monkeypatch: pytest.Mo
     assert max(before - after for before, after in itertools.pairwise(seen)) < 30
 
 
-@contextmanager
-def limited(command: str, megabytes: int, log: Path) -> Iterator[Server]:
-    """A server or a relay that may use so much address space from its start."""
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({megabytes} << 20,) * 2)"
-    program = f"{limit}; from rallypoint.cli.main import main; import sys; sys.exit(main())"
-    with log.open("w+") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, *command.split()], stdout=subprocess.PIPE, stderr=file, text=True
-        )
-        try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline().split()[-2].rpartition(":")[2])
-            yield Server(process, "127.0.0.1", port, "", file)
-        finally:
-            end(process)
+def limited_to(megabytes: int) -> str:
+    """A prelude of a server or a relay that may use so much address space from its start."""
+    return f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({megabytes} << 20,) * 2)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["store", "relay"])
-def test_out_of_memory_only_those_who_hold_much_are_closed(kind: str, backend: str, tmp_path: Path) -> None:
+def test_out_of_memory_only_those_who_hold_much_are_closed(kind: str, backend: str) -> None:
     with ExitStack() as stack:
-        command = f"serve --host 127.0.0.1 --port 0 --backend {backend}"
         if kind == "relay":
-            store = stack.enter_context(serving(backend, stack.enter_context((tmp_path / "s").open("w+"))))
-            command = f"relay --upstream {store.address} --backend {backend}"
-        server = stack.enter_context(limited(command, 150, tmp_path / "log"))
+            store = stack.enter_context(serving(backend))
+            running = relaying(store.address, options=["--backend", backend], prelude=limited_to(150))
+        else:
+            running = serving(backend, prelude=limited_to(150))
+        server = stack.enter_context(running)
         innocent, *greedy = [stack.enter_context(RawClient(server.port)) for _ in range(5)]
         for number, client in enumerate(greedy):
             try:
@@ -307,9 +294,8 @@ def test_out_of_memory_only_those_who_hold_much_are_closed(kind: str, backend: s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_stored_stays_readable_when_nothing_more_can_be(backend: str, tmp_path: Path) -> None:
-    command = f"serve --host 127.0.0.1 --port 0 --backend {backend}"
-    with limited(command, 200, tmp_path / "log") as server, ExitStack() as stack:
+def test_what_is_stored_stays_readable_when_nothing_more_can_be(backend: str) -> None:
+    with serving(backend, prelude=limited_to(200)) as server, ExitStack() as stack:
         writer, reader = (stack.enter_context(RawClient(server.port)) for _ in range(2))
         value = bytes(4 * MIB)
         stored = 0

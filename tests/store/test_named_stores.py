@@ -30,6 +30,7 @@ from rallypoint.store.relay.reaching import find_upstream, knows_names
 from rallypoint.store.relay.relay import Relay
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.guard import secret as guard
 from rallypoint.store.server.guard.secret import Secret
 from rallypoint.store.server.loops import link, stores
@@ -38,7 +39,6 @@ from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.server.loops.stores import StorePump
 from rallypoint.store.server.process.hosting import Lifespan, host_server
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op

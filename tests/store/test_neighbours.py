@@ -23,15 +23,10 @@ import pytest
 from processes import end, has_ipv6
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.rollcall.identity import NOBODY, Identity
+from rallypoint.store.server import neighbours, neighbours_program
 from rallypoint.store.server.loops.backend import Choice, make_loop
-from rallypoint.store.server.reporting import neighbours, neighbours_program
-from rallypoint.store.server.reporting.neighbours import Found, Process, ProcessNames, Search, command_for
-from rallypoint.store.server.reporting.neighbours_program import (
-    Connection,
-    Family,
-    Variables,
-    clients_of,
-)
+from rallypoint.store.server.neighbours import Found, Process, ProcessNames, Search, command_for
+from rallypoint.store.server.neighbours_program import Connection, Family, Variables, clients_of
 from raw import SECONDS, is_gone, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scripts and limits of Linux")

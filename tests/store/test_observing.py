@@ -295,7 +295,7 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
 def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     options = ["--events", str(path), "--limit", "stall_seconds=0.5"]
-    with (tmp_path / "log").open("w+") as log, serving(backend, log, options) as server:
+    with serving(backend, options=options) as server:
         deadline = Deadline(SECONDS)
         ranks = [connect(server.host, server.port, deadline, rank(number, "node-a")) for number in range(2)]
         ranks[0].send(counted_request(Op.WAIT, [b"/key"]), deadline)
@@ -332,9 +332,8 @@ def test_a_server_writes_what_happens(backend: str, tmp_path: Path) -> None:
 def test_ranks_behind_a_relay_are_in_the_events_of_the_server(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with ExitStack() as stack:
-        logs = [stack.enter_context((tmp_path / name).open("w+")) for name in ("server", "relay")]
-        server = stack.enter_context(serving("libuv", logs[0], ["--events", str(path)]))
-        relay = stack.enter_context(relaying(server.address, logs[1]))
+        server = stack.enter_context(serving("libuv", options=["--events", str(path)]))
+        relay = stack.enter_context(relaying(server.address))
         who = rank(6, "node-b")
         client = connect(relay.host, relay.port, Deadline(SECONDS), who)
         client.send(counted_request(Op.WAIT, [b"/missing"]), Deadline(SECONDS))

@@ -13,25 +13,30 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from command_line import invoke
-from processes import end, has_ipv6, pause, serving
+from processes import Server, end, has_ipv6, pause, serving
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, UsageError
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.servers import open_place
-from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.store.machine import socket_owner
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, Owner, SocketTable
 from rallypoint.store.relay.outgoing import Outgoing
-from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
-from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.server.guard.other_users import (
+    INSECURE_VARIABLE,
+    ROOT,
+    USERS_VARIABLE,
+    Access,
+    ClientGuard,
+    access_of_environment,
+)
+from rallypoint.store.server.loops.loop import LegacyLoop
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import READY, Op
 from raw import SECONDS, RawClient
@@ -67,12 +72,11 @@ def not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def running(program: str, *arguments: object, errors: Any = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(program: str, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=errors,
         bufsize=0,
     )
     try:
@@ -94,14 +98,10 @@ def go_on(process: subprocess.Popen[bytes]) -> None:
 # Clients of other users
 
 
-@contextmanager
-def guarded_server(log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def guarded_server(*options: str) -> AbstractContextManager[Server]:
     """`rallypoint serve`, for which `OTHER` is another user."""
-    believe = "" if IS_ROOT else f"import os; os.geteuid = lambda: {STRANGER}\n"
-    program = f"{believe}from rallypoint.cli.main import main; main()"
-    words = ("serve", "--host", "localhost", "--port", "0", *options)
-    with log.open("w") as file, running(program, *words, errors=file) as server:
-        yield server, int(line_of(server).split()[3].rpartition(":")[2])
+    believe = "" if IS_ROOT else f"import os; os.geteuid = lambda: {STRANGER}"
+    return serving("auto", options=options, host="localhost", prelude=believe)
 
 
 _ASK = """
@@ -126,12 +126,11 @@ _PING = bytes([Op.VALIDATE]) + struct.pack("<I", 0x3C85F7CE) + bytes([Op.PING]) 
         pytest.param(("--insecure",), "b'ping'", id="insecure"),
     ],
 )
-def test_a_client_of_another_user(tmp_path: Path, options: tuple[str, ...], answer: str) -> None:
-    log = tmp_path / "server.log"
-    with guarded_server(log, *options) as (_, port):
-        with running(_PRELUDE + _ASK, port, _PING.hex()) as client:
+def test_a_client_of_another_user(options: tuple[str, ...], answer: str) -> None:
+    with guarded_server(*options) as server:
+        with running(_PRELUDE + _ASK, server.port, _PING.hex()) as client:
             assert line_of(client) == answer
-        said = log.read_text()
+        said = server.read_log()
     assert ("another user of this machine" in said) == (not options)
     if not options:
         assert f"uid {OTHER}" in said
@@ -165,22 +164,21 @@ _KINDS = ("stays", "closes", "resets", "hides", "has another address")
 
 
 @needs_root
-def test_nothing_that_another_user_asks_is_carried_out(tmp_path: Path) -> None:
+def test_nothing_that_another_user_asks_is_carried_out() -> None:
     """Not if the client has gone before it is accepted, either, or hides its socket."""
     hosts = ["127.0.0.1", *(["::1"] if has_ipv6() else [])]
-    log = tmp_path / "server.log"
-    with guarded_server(log) as (server, port):
-        pause(server)
-        with running(_PRELUDE + _ATTACKS, port, *hosts) as attacker:
+    with guarded_server() as server:
+        pause(server.process)
+        with running(_PRELUDE + _ATTACKS, server.port, *hosts) as attacker:
             assert line_of(attacker) == "sent"
-            silent = socket.create_connection(("127.0.0.1", port), SECONDS)
+            silent = socket.create_connection(("127.0.0.1", server.port), SECONDS)
             silent.close()
-            server.send_signal(signal.SIGCONT)
+            server.process.send_signal(signal.SIGCONT)
             for host in hosts:
-                with RawClient(port, host) as client:  # it is accepted behind the others
+                with RawClient(server.port, host) as client:  # it is accepted behind the others
                     done = [kind for kind in _KINDS if has_key(client, f"/{kind} {host}")]
                 assert done == []
-        lines = log.read_text().splitlines()
+        lines = server.read_log().splitlines()
     refused = [line for line in lines if line.startswith("rallypoint: refused ")]
     assert len(refused) == 4 * len(hosts) + 1, lines  # one that came and went without a word is no attack
     left = [line for line in refused if "it has left already" in line]
@@ -188,10 +186,9 @@ def test_nothing_that_another_user_asks_is_carried_out(tmp_path: Path) -> None:
     assert not any("hint:" in line for line in left)
 
 
-def test_a_client_that_left_while_the_server_stood_still(tmp_path: Path) -> None:
+def test_a_client_that_left_while_the_server_stood_still() -> None:
     """Whether or not the system still tells whose it was, no user is to turn the check off because of it."""
-    log = tmp_path / "server.log"
-    with log.open("w+") as file, serving("auto", file) as server:
+    with serving("auto") as server:
         pause(server.process)
         for linger in (0, 1):
             with RawClient(server.port) as client:
@@ -257,13 +254,25 @@ def check_is_refused(error: BaseException, port: int) -> None:
     assert USERS_VARIABLE in text
 
 
-@pytest.mark.parametrize("how", ["plain", "silent"])
+def meet_at(port: int) -> object:
+    """What a launcher does."""
+    endpoint = Endpoint("127.0.0.1", port)
+    return open_place(endpoint, 2, "job", hosts=None, local_address=None, seconds=10 * SECONDS)
+
+
+def join(port: int) -> object:
+    return TCPStore("127.0.0.1", port, timeout=10 * SECONDS)
+
+
+@pytest.mark.parametrize(("how", "join_or_meet"), [("plain", join), ("silent", join), ("plain", meet_at)])
 @pytest.mark.usefixtures("not_theirs")
-def test_a_store_of_another_user_is_not_joined_and_told_nothing(how: str) -> None:
+def test_a_store_of_another_user_is_not_joined_and_told_nothing(
+    how: str, join_or_meet: Callable[[int], object]
+) -> None:
     with their_store(how) as (store, port):
         begun = time.monotonic()
         with pytest.raises(AccessError) as caught:
-            TCPStore("127.0.0.1", port, timeout=10 * SECONDS)
+            join_or_meet(port)
         assert time.monotonic() - begun < SECONDS  # a final answer, and no reason to try again
         check_is_refused(caught.value, port)
         go_on(store)
@@ -337,9 +346,7 @@ def test_a_relay_looks_again_at_the_user_who_answers() -> None:
 def test_a_launcher_does_not_meet_at_a_port_that_another_user_holds() -> None:
     with their_store() as (store, port):
         with pytest.raises(AccessError) as caught:
-            open_place(
-                Endpoint("127.0.0.1", port), 2, "job", hosts=None, local_address=None, seconds=10 * SECONDS
-            )
+            open_place(Endpoints([Endpoint("127.0.0.1", port)]), 2, "job", seconds=10 * SECONDS)
         check_is_refused(caught.value, port)
         assert line_of(store) == "got"
 

@@ -19,7 +19,7 @@ from rallypoint.store.replica import leading
 from rallypoint.store.replica.core.records import link, pack_record
 from rallypoint.store.replica.log import EngineAwayError, FencedError, Leadership, LostRecordsError
 from rallypoint.store.replica.node import Node
-from rallypoint.store.server.loops.legacy import LegacyLoop
+from rallypoint.store.server.loops.loop import LegacyLoop
 from rallypoint.store.server.process.binding import reserve
 from rallypoint.store.wire.limits import Limits
 from raw import until

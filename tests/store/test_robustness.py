@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -148,11 +147,10 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(backend: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a client has ended")
 @pytest.mark.parametrize("backend", ["libuv", pytest.param("legacy", marks=pytest.mark.slow)])
-def test_who_ends_but_never_reads_is_counted_and_in_the_end_closed(backend: str, tmp_path: Path) -> None:
+def test_who_ends_but_never_reads_is_counted_and_in_the_end_closed(backend: str) -> None:
     options = ["--limit", "connections=2", "--limit", "handshake_seconds=0.5"]
     with (
-        (tmp_path / "log").open("w+") as log,
-        serving(backend, log, options) as server,
+        serving(backend, options=options) as server,
         RawClient(server.port) as writer,
         RawClient(server.port) as leaver,
     ):

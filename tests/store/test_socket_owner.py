@@ -11,8 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from processes import has_ipv6
-from rallypoint.store.access import NoUser
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, SocketTable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the user of a socket")
 

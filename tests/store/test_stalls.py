@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.question import Question
-from rallypoint.store.server.reporting.events import Events, RelayEvents, StallReports
+from rallypoint.store.server.events import Events, RelayEvents, StallReports
 from rallypoint.store.wire.encoding import counted_request, request
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
@@ -296,10 +295,9 @@ def waiting(server: Server, who: Identity, key: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("backend", ["libuv", pytest.param("legacy", marks=pytest.mark.slow)])
-def test_the_log_of_a_server_names_who_waits_for_what(backend: str, tmp_path: Path) -> None:
+def test_the_log_of_a_server_names_who_waits_for_what(backend: str) -> None:
     with ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("w+"))
-        server = stack.enter_context(serving(backend, log, ["--limit", "stall_seconds=0.5"]))
+        server = stack.enter_context(serving(backend, options=["--limit", "stall_seconds=0.5"]))
         stack.enter_context(waiting(server, rank(0, "node-a", world_size=2), b"/default_pg/0//cpu//0/1"))
         line = await_log(server, "no progress for")
         assert "1 of 2 ranks joined" in line
@@ -310,11 +308,10 @@ def test_the_log_of_a_server_names_who_waits_for_what(backend: str, tmp_path: Pa
         assert "Traceback" not in server.read_log()
 
 
-def test_the_log_names_who_waits_behind_a_relay(tmp_path: Path) -> None:
+def test_the_log_names_who_waits_behind_a_relay() -> None:
     with ExitStack() as stack:
-        logs = [stack.enter_context((tmp_path / name).open("w+")) for name in ("server", "relay")]
-        server = stack.enter_context(serving("libuv", logs[0], ["--limit", "stall_seconds=0.5"]))
-        relay = stack.enter_context(relaying(server.address, logs[1], ["--limit", "stall_seconds=0.5"]))
+        server = stack.enter_context(serving("libuv", options=["--limit", "stall_seconds=0.5"]))
+        relay = stack.enter_context(relaying(server.address, options=["--limit", "stall_seconds=0.5"]))
         stack.enter_context(waiting(relay, rank(5, "node-b", world_size=8), b"/missing"))
         assert "rank 5" in await_log(server, "missing", "rank 5")
         assert "progress" not in relay.read_log()

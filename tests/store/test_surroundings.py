@@ -27,9 +27,9 @@ from processes import BACKENDS, serving
 from rallypoint.client.file import FileStore
 from rallypoint.errors import AccessError
 from rallypoint.launch import reports
-from rallypoint.store.access import USERS_VARIABLE
 from rallypoint.store.connect.connection import GuardedSocket
 from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.server.guard.other_users import USERS_VARIABLE
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE, Secret
 from rallypoint.store.server.guard.tls import client_channel
 from raw import SECONDS, RawClient, until
@@ -162,10 +162,8 @@ def _start(command: Sequence[str], folder: Path, **variables: str) -> subprocess
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_clients_beyond_64_file_descriptors_wait_and_the_others_are_served(
-    backend: str, tmp_path: Path
-) -> None:
-    with (tmp_path / "log").open("w+") as log, serving(backend, log) as server, RawClient(server.port) as one:
+def test_clients_beyond_64_file_descriptors_wait_and_the_others_are_served(backend: str) -> None:
+    with serving(backend) as server, RawClient(server.port) as one:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (64, 64))
         many = [socket.create_connection(("127.0.0.1", server.port), SECONDS) for _ in range(100)]
         until(lambda: "Too many open files; they wait" in server.read_log(), "there is no room")
@@ -238,9 +236,9 @@ def test_links_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: py
 # The secret ------------------------------------------------------------------------------------------------
 
 
-def test_a_recorded_handshake_is_worth_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_handshake_is_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
-    with (tmp_path / "log").open("w+") as log, serving("auto", log, host="0.0.0.0") as server:
+    with serving("auto", host="0.0.0.0") as server:
         with (
             recording(server.port) as (port, said, _),
             socket.create_connection(("127.0.0.1", port), SECONDS) as sock,
@@ -277,7 +275,7 @@ def test_the_secret_is_in_nothing_that_is_shown(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv(SECRET_VARIABLE, _SECRET.text)
     events = tmp_path / "events.jsonl"
     options = ("--events", str(events), "--web", "0")
-    with (tmp_path / "log").open("w+") as log, serving("auto", log, options, host="0.0.0.0") as server:
+    with serving("auto", options=options, host="0.0.0.0") as server:
         other = Secret("07" * 32, "the test")
         for secret in (_SECRET, other):
             with socket.create_connection(("127.0.0.1", server.port), SECONDS) as sock:
@@ -294,10 +292,7 @@ def test_the_secret_is_in_nothing_that_is_shown(tmp_path: Path, monkeypatch: pyt
             with urllib.request.urlopen(urllib.parse.urljoin(page, part), timeout=SECONDS) as answer:
                 shown.append(answer.read().decode())
         place = f"127.0.0.1:{server.port}"
-        shown += [
-            _call("status", place),
-            _call("status", "--json", place),
-        ]
+        shown += [_call("status", place), _call("status", "--json", place)]
         until(lambda: '"event":"error"' in events.read_text(), "the events are written")
         shown += [events.read_text(), server.read_log()]
         command_line = Path(f"/proc/{server.process.pid}/cmdline").read_text()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rallypoint.store.connect.deadline import within
-from rallypoint.store.machine import interfaces, ports, resources
+from rallypoint.store.machine import interfaces, system
 from raw import SECONDS
 
 pytestmark = pytest.mark.windows
@@ -39,11 +39,11 @@ def test_calls_that_answer_fail_or_do_neither() -> None:
 
 def test_numbers_in_files(tmp_path: Path) -> None:
     path = tmp_path / "number"
-    assert ports._number_in(str(path)) is None
+    assert system._number_in(str(path)) is None
     path.write_text("4096\n")
-    assert ports._number_in(str(path)) == 4096
+    assert system._number_in(str(path)) == 4096
     path.write_text("many\n")
-    assert ports._number_in(str(path)) is None
+    assert system._number_in(str(path)) is None
 
 
 # Names and packages ----------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def test_look_ups_end_when_one_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages() -> None:
-    assert resources.installed("pytest") == pytest.__version__
-    assert resources.installed("no-such-package-at-all") == resources.ABSENT
+    assert system.installed("pytest") == pytest.__version__
+    assert system.installed("no-such-package-at-all") == system.ABSENT
 
 
 # Ports -----------------------------------------------------------------------------------------------------
@@ -84,15 +84,15 @@ def test_packages() -> None:
 
 def test_ports_for_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "range"
-    monkeypatch.setattr(ports, "_RANGE_FILE", path)
+    monkeypatch.setattr(system, "_RANGE_FILE", path)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert ports.client_ports() == (32_768, 60_999)
+    assert system.client_ports() == (32_768, 60_999)
     path.write_text("1024\t65000\n")
-    assert ports.client_ports() == (1024, 65_000)
+    assert system.client_ports() == (1024, 65_000)
     path.write_text("odd\n")
-    assert ports.client_ports() == (32_768, 60_999)
+    assert system.client_ports() == (32_768, 60_999)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert ports.client_ports() == (49_152, 65_535)
+    assert system.client_ports() == (49_152, 65_535)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS tells only root")
@@ -102,11 +102,11 @@ def test_the_process_behind_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
         command = ["python", "-c", "import  torch\nsecret = 1", "--more"]
         monkeypatch.setattr(psutil.Process, "cmdline", lambda _: command)
         named = f"process {os.getpid()} (python -c import torch --more)"
-        assert ports.holder_of(port) == named, "no program, but its start"
-        assert port in ports.listening_ports()
+        assert system.holder_of(port) == named, "no program, but its start"
+        assert port in system.listening_ports()
         with socket.create_connection(listener.getsockname()) as client:
-            assert ports.holder_of(client.getsockname()[1]) is None, "a client holds it"
-    assert ports.holder_of(port) is None
+            assert system.holder_of(client.getsockname()[1]) is None, "a client holds it"
+    assert system.holder_of(port) is None
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(1), PermissionError(13, "no"), RuntimeError("odd")])
@@ -115,9 +115,9 @@ def test_a_system_that_does_not_tell_who_listens(error: Exception, monkeypatch: 
         raise error
 
     monkeypatch.setattr(psutil, "net_connections", refuse)
-    assert ports.holder_of(29_500) is None
-    assert ports.listening_ports() == set()
+    assert system.holder_of(29_500) is None
+    assert system.listening_ports() == set()
 
 
 def test_a_process_that_has_ended_has_no_command() -> None:
-    assert ports._command_of(1 << 30) == "ended"
+    assert system._command_of(1 << 30) == "ended"

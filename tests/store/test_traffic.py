@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.store.core.turn import MARK_SECONDS, Durations, Traffic, Turn
-from rallypoint.store.server.loops.legacy import LegacyLoop
-from rallypoint.store.server.loops.libuv import LibuvLoop
-from rallypoint.store.server.loops.loop import Loop
+from rallypoint.store.server.loops.loop import LegacyLoop, LibuvLoop, Loop
 from rallypoint.store.wire.opcodes import Op
 
 pytestmark = pytest.mark.windows

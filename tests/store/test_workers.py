@@ -24,10 +24,9 @@ from rallypoint.client.look import look
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ServerStartError, UsageError
 from rallypoint.launch.rendezvous.servers import workers_for
-from rallypoint.store.access import INSECURE_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.store import Core
-from rallypoint.store.machine.ports import holder_of
+from rallypoint.store.machine.system import holder_of
 from rallypoint.store.relay import store_with_workers as server_head
 from rallypoint.store.relay.hosting import host_store
 from rallypoint.store.relay.store_with_workers import auto_workers, parse_workers
@@ -37,6 +36,7 @@ from rallypoint.store.rollcall.judgement import judge
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Relay, Snapshot
 from rallypoint.store.server.guard import secret as guard
+from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE
 from rallypoint.store.server.guard.secret import make_secret
 from rallypoint.store.server.loops import pump
 from rallypoint.store.server.loops.backend import Choice, make_loop

@@ -16,9 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,64 +28,42 @@ import pytest
 import torch
 from torch.optim.adamw import adamw
 
+from jobs import SECONDS, Job, job
 from processes import serving
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SHARDED = _EXAMPLES / "train_sharded_optimizers.py"
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-_SECONDS = 180
-
 _MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", "COLUMNS": "120"}
 
 
-def _environment(additions: Mapping[str, str]) -> dict[str, str]:
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """The examples on the CPU, on one thread each; with no other launcher's variables."""
-    environment = {name: value for name, value in os.environ.items() if name not in _MEETING}
-    return {**environment, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", **additions}
+    for name in _MEETING:
+        monkeypatch.delenv(name, raising=False)
+    with job(tmp_path) as running:
+        yield running
 
 
-def _end_all(process: subprocess.Popen[str]) -> None:
-    """End its process group, and its ranks: torchrun puts each of them into a group of its own."""
-    ranks = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # all of them have ended
-    for rank in ranks:
-        try:
-            rank.kill()
-        except psutil.NoSuchProcess:
-            pass
+def _start(
+    running: Job, script: str, *arguments: object, launcher: Sequence[str] = (), **additions: str
+) -> subprocess.Popen[str]:
+    environ = {**_ON_CPU, **additions}
+    return running.start(_EXAMPLES / script, [], environ, launcher, arguments=[*map(str, arguments)])
 
 
-@contextmanager
-def _started(command: Sequence[object], additions: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Python with these arguments; it and all that it started are ended with the block."""
-    with subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=_environment(additions),
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            _end_all(process)
-
-
-def _finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What it wrote, once it has ended with this exit code."""
-    output, _ = process.communicate(timeout=_SECONDS)
-    assert process.returncode == code, output
+def _finish(running: Job, number: int = 0, code: int = 0) -> str:
+    """What one wrote, once it has ended with this exit code."""
+    assert running.agents[number].wait(SECONDS) == code, running.logs()
+    output = running.log(number)
     assert "\x1b" not in output
     return output
 
 
-def _run(*command: object, code: int = 0, **additions: str) -> str:
-    with _started(command, additions) as process:
-        return _finish(process, code)
+def _run(running: Job, script: str, *launcher: str, **additions: str) -> str:
+    _start(running, script, launcher=launcher, **additions)
+    return _finish(running)
 
 
 def _assert_learns(output: str, ranks: int) -> None:
@@ -121,25 +99,23 @@ def sharded() -> Iterator[ModuleType]:
 
 
 @pytest.mark.slow
-def test_file_init_starts_its_ranks_itself() -> None:
-    _assert_learns(_run(_EXAMPLES / "train_file_init.py"), ranks=2)
+def test_file_init_starts_its_ranks_itself(running: Job) -> None:
+    _assert_learns(_run(running, "train_file_init.py"), ranks=2)
 
 
 @pytest.mark.slow
-def test_file_init_by_hand(tmp_path: Path) -> None:
-    options = ("--world-size", 2, "--init", f"file://{tmp_path}/meeting")
-    script = _EXAMPLES / "train_file_init.py"
-    with (
-        _started((script, "--rank", 0, *options), {}) as one,
-        _started((script, "--rank", 1, *options), {}) as two,
-    ):
-        _assert_learns(_finish(one), ranks=2)
-        assert "loss" not in _finish(two)
+def test_file_init_by_hand(running: Job, tmp_path: Path) -> None:
+    for rank in range(2):
+        place = f"file://{tmp_path}/meeting"
+        _start(running, "train_file_init.py", "--rank", rank, "--world-size", 2, "--init", place)
+    _assert_learns(_finish(running), ranks=2)
+    assert "loss" not in _finish(running, 1)
 
 
 @pytest.mark.slow
-def test_torchrun() -> None:
-    _assert_learns(_run(*_TORCHRUN, _EXAMPLES / "train_torchrun.py"), ranks=2)
+def test_torchrun(running: Job) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    _assert_learns(_run(running, "train_torchrun.py", *launcher), ranks=2)
 
 
 def test_torchrun_example_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,18 +125,45 @@ def test_torchrun_example_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_accelerate(tmp_path: Path) -> None:
+def test_accelerate(running: Job, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     # `--cpu` would start one process, whatever their number is to be. HF_HOME: no config of the user's.
-    launch = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2)
-    output = _run(*launch, "--main_process_port", 0, _EXAMPLES / "train_accelerate.py", HF_HOME=str(tmp_path))
-    _assert_learns(output, ranks=2)
+    launcher = (
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--main_process_port=0",
+    )
+    _assert_learns(_run(running, "train_accelerate.py", *launcher, HF_HOME=str(tmp_path)), ranks=2)
 
 
 def test_accelerate_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with _loaded("train_accelerate") as example, pytest.raises(SystemExit, match="pip install accelerate"):
         example.main()
+
+
+# --- Eight ranks, started by hand -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_eight_ranks_meet(running: Job) -> None:
+    output = _run(running, "eight_ranks.py")
+    assert "ok: 8 of 8 ranks met" in output
+    assert re.search(r"store server on 127\.0\.0\.1:\d+, backend \w+, process \d+", output)
+    rows = re.findall(r"^ +(\d) +\d+(?: +\d+\.\d{3}){5} *$", output, flags=re.MULTILINE)
+    assert rows == [str(rank) for rank in range(8)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process group is interrupted otherwise there")
+def test_ctrl_c_ends_eight_ranks_and_their_server(running: Job) -> None:
+    demo = _start(running, "eight_ranks.py")
+    running.await_text("\n")
+    server = psutil.Process(int(running.log().splitlines()[0].rpartition(" ")[2]))
+    os.killpg(demo.pid, signal.SIGINT)
+    _finish(running, code=130)
+    assert not server.is_running()
 
 
 # --- Sharded optimizers -----------------------------------------------------------------------------------
@@ -203,21 +206,15 @@ def test_one_rank_learns(one_rank: Path) -> None:
     assert report["losses"][-1] < 1.5
 
 
-def _run_ranks(command: Sequence[object], world_size: int, port: int) -> str:
-    """Run all ranks to their good end; what rank 0 wrote."""
-    with ExitStack() as stack:
-        environments = [_meet(rank, world_size, port) for rank in range(world_size)]
-        ranks = [stack.enter_context(_started(command, environment)) for environment in environments]
-        outputs = [_finish(rank) for rank in ranks]
-    return outputs[0]
-
-
 @pytest.mark.slow
-def test_two_ranks_have_the_losses_of_one(one_rank: Path, tmp_path: Path) -> None:
+def test_two_ranks_have_the_losses_of_one(running: Job, one_rank: Path, tmp_path: Path) -> None:
     report_file = tmp_path / "two.json"
-    command = (_SHARDED, "--json", report_file, "--compare", one_rank)
     with (tmp_path / "server.log").open("w+") as log, serving("legacy", log) as server:
-        output = _run_ranks(command, 2, server.port)
+        for rank in range(2):
+            options = ("--json", report_file, "--compare", one_rank)
+            _start(running, _SHARDED.name, *options, **_meet(rank, 2, server.port))
+        assert running.wait() == [0, 0], running.logs()
+    output = running.log()
     assert re.search(r"^losses match one\.json: largest difference \d", output, flags=re.MULTILINE), output
     report, alone = json.loads(report_file.read_text()), json.loads(one_rank.read_text())
     assert (report["world_size"], report["backend"]) == (2, "gloo")

@@ -18,7 +18,7 @@ from processes import Server
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectError, ConnectionLostError
 from rallypoint.pytorch import servers
-from rallypoint.store.machine.ports import holder_of
+from rallypoint.store.machine.system import holder_of
 from rallypoint.store.server.loops.backend import Choice
 from raw import RawClient, until
 

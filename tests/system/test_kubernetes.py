@@ -24,7 +24,7 @@ from jobs import SECONDS, free_port, job
 from pods import two_pods
 from processes import end, serving
 from rallypoint.launch.config import settle, split_arguments
-from rallypoint.launch.schedulers.placement import find_placement
+from rallypoint.launch.schedulers import find_placement
 from rallypoint.store.server.guard.secret import make_secret
 from raw import until
 

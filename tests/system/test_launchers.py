@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 
 import pytest
 
-from jobs import free_port
+from jobs import free_port, job
 from rallypoint.diagnose.verify import trainings
 from rallypoint.launch.environment import put_on_path
 
@@ -97,36 +93,19 @@ def _train(folder: Path, script: str, command: Sequence[str] = (), variables: Ma
     path.write_text(script)
     port = str(free_port())
     words = [word.format(script=path, port=port) for word in command or (sys.executable, "{script}")]
-    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    environ = {**environ, "RALLYPOINT_SIMULATE": "no-libuv", **variables}
-    log = (folder / "log").open("w+")
-    with (
-        log,
-        _session([sys.executable, "-m", "rallypoint", "run", "--", *words], environ, folder, log) as job,
-    ):
-        code = job.wait(SECONDS)
-        log.seek(0)
-        text = log.read()
-    assert code == 0, text
+    environ = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "RALLYPOINT_SIMULATE": "no-libuv",
+        **variables,
+    }
+    known = put_on_path({**os.environ, **environ}, SIMULATION)
+    with job(folder) as running:
+        running.start("", ["--", *words], known, command=("-m", "rallypoint", "run"))
+        assert running.wait(SECONDS) == [0], running.logs()
+        text = running.log()
     assert all(f"done {rank} sum 2.0\n" in text for rank in (0, 1)), text
     return text
-
-
-@contextmanager
-def _session(
-    command: Sequence[str], environ: Mapping[str, str], folder: Path, log: IO[str]
-) -> Iterator[subprocess.Popen[str]]:
-    """A command in a session of its own, all of which is ended when the block is left."""
-    known = put_on_path(environ, SIMULATION)
-    process = subprocess.Popen(
-        command, env=known, cwd=folder, stdout=log, stderr=log, text=True, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _needs(package: str) -> None:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from clusters import SECONDS, await_that, require
+from jobs import TRAIN, Job, job
 from namespaces import Machine, machines_on_switch
-from processes import end
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-RUN = (sys.executable, "-m", "rallypoint", "run")
-
-JOIN = """
-import os, sys, time
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-total = torch.tensor([float(rank)])
-dist.all_reduce(total)
-os.write(1, f"rank {rank} of {world}, {os.environ['LOCAL_RANK']} here, sum {total.item()}\\n".encode())
+JOIN = f"""{TRAIN}
+say("rank", rank, "of", f"{{world}},", os.environ["LOCAL_RANK"], "here, sum", total.item())
 """
 DONE = JOIN + "dist.destroy_process_group()\n"
 
@@ -45,108 +33,72 @@ def mpirun(request: pytest.FixtureRequest) -> list[str]:
     return [require(program, package), *options]
 
 
-class Mpi:
-    """Jobs in a folder, and what is left of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.log = folder / "log"
-
-    def start(self, words: list[str], script: str) -> subprocess.Popen[bytes]:
-        path = self.folder / "script.py"
-        path.write_text(script)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_FOLDER": str(self.folder)}
-        with self.log.open("wb") as log:
-            return subprocess.Popen(
-                [*words, str(path)],
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                env=environ,
-                start_new_session=True,
-            )
-
-    def run(self, words: list[str], script: str) -> tuple[int, str]:
-        process = self.start(words, script)
-        try:
-            return process.wait(SECONDS), self.log.read_text()
-        finally:
-            end(process)
-
-    def processes(self) -> list[psutil.Process]:
-        return [each for each in psutil.process_iter() if _folder_of(each) == str(self.folder)]
-
-    def await_no_processes(self) -> None:
-        await_that(lambda: not self.processes(), lambda: f"left behind: {self.processes()}")
-
-
-def _folder_of(process: psutil.Process) -> str:
-    try:
-        return process.environ().get("TEST_FOLDER", "") if process.status() != psutil.STATUS_ZOMBIE else ""
-    except psutil.Error:
-        return ""
-
-
 @pytest.fixture
-def mpi(tmp_path: Path) -> Iterator[Mpi]:
-    jobs = Mpi(tmp_path)
-    yield jobs
-    for process in jobs.processes():
-        process.kill()
+def running(tmp_path: Path) -> Iterator[Job]:
+    with job(tmp_path) as jobs:
+        yield jobs
 
 
-def test_each_task_is_a_rank_also_beside_another_job(mpirun: list[str], mpi: Mpi) -> None:
+def _start(running: Job, mpirun: Sequence[str], script: str, *options: str) -> subprocess.Popen[str]:
+    """Start `rallypoint run` under mpirun, whose options stand behind it."""
+    return running.start(script, options, command=("-m", "rallypoint", "run"), prefix=mpirun)
+
+
+def _run(running: Job, mpirun: Sequence[str], script: str, *options: str) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    code = _start(running, mpirun, script, *options).wait(SECONDS)
+    return code, running.log(len(running.agents) - 1)
+
+
+def _await_nobody(running: Job) -> None:
+    await_that(lambda: not running.processes(), lambda: f"left behind: {running.processes()}")
+
+
+def test_each_task_is_a_rank_also_beside_another_job(mpirun: list[str], running: Job, tmp_path: Path) -> None:
     waits = JOIN + "while not os.path.exists('go'): time.sleep(0.1)\ndist.destroy_process_group()\n"
-    words = [*mpirun, "-np", "2", *RUN, "--tasks"]
-    first = mpi.start(words, waits)
-    try:
-        await_that(lambda: mpi.log.read_text().count("sum 1.0") == 2, mpi.log.read_text)
-        before = mpi.log.read_text()
-        code, log = mpi.run(words, DONE)
-        (mpi.folder / "go").touch()
-        assert (first.wait(SECONDS), code) == (0, 0), before + log
-    finally:
-        end(first)
-    for text in (before, log):
+    two = [*mpirun, "-np", "2"]
+    first = _start(running, two, waits, "--tasks")
+    running.await_text("sum 1.0", count=2)
+    code, log = _run(running, two, DONE, "--tasks")
+    (tmp_path / "go").touch()
+    assert (first.wait(SECONDS), code) == (0, 0), running.logs()
+    for text in (running.log(), log):
         assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
             "rank 0 of 2, 0 here, sum 1.0",
             "rank 1 of 2, 1 here, sum 1.0",
         ]
-    mpi.await_no_processes()
+    _await_nobody(running)
 
 
-def test_one_task_is_a_launcher(mpirun: list[str], mpi: Mpi) -> None:
-    code, log = mpi.run([*mpirun, "-np", "1", *RUN, "--nproc-per-node=2"], DONE)
+def test_one_task_is_a_launcher(mpirun: list[str], running: Job) -> None:
+    code, log = _run(running, [*mpirun, "-np", "1"], DONE, "--nproc-per-node=2")
     assert code == 0, log
     assert log.count("sum 1.0") == 2, log
 
 
-def test_several_launchers_are_refused(mpirun: list[str], mpi: Mpi) -> None:
-    code, log = mpi.run([*mpirun, "-np", "2", *RUN], DONE)
+def test_several_launchers_are_refused(mpirun: list[str], running: Job) -> None:
+    code, log = _run(running, [*mpirun, "-np", "2"], DONE)
     assert code == 2, log
     assert "has started 2 tasks on this machine" in log
 
 
-def test_a_rank_that_fails_is_named(mpirun: list[str], mpi: Mpi) -> None:
+def test_a_rank_that_fails_is_named(mpirun: list[str], running: Job) -> None:
     fails = JOIN + "if rank == 1: raise ValueError('banana')\ntime.sleep(600)\n"
-    code, log = mpi.run([*mpirun, "-np", "2", *RUN, "--tasks"], fails)
+    code, log = _run(running, [*mpirun, "-np", "2"], fails, "--tasks")
     assert code == 1, log
     assert "failed first: ValueError: banana" in log
-    mpi.await_no_processes()
+    _await_nobody(running)
 
 
-@pytest.mark.parametrize("is_task", [True, False])
-def test_a_job_that_is_told_to_end_leaves_nothing(mpirun: list[str], mpi: Mpi, is_task: bool) -> None:
-    options = ["--tasks"] if is_task else ["--nproc-per-node=2"]
-    waits = JOIN + "time.sleep(600)\n"
-    process = mpi.start([*mpirun, "-np", "2" if is_task else "1", *RUN, *options], waits)
-    try:
-        await_that(lambda: mpi.log.read_text().count("sum 1.0") == 2, mpi.log.read_text)
-        process.send_signal(signal.SIGTERM)
-        process.wait(SECONDS)  # with which exit code, is up to mpirun
-        mpi.await_no_processes()
-    finally:
-        end(process)
+@pytest.mark.parametrize(("count", "option"), [("2", "--tasks"), ("1", "--nproc-per-node=2")])
+def test_a_job_that_is_told_to_end_leaves_nothing(
+    mpirun: list[str], running: Job, count: str, option: str
+) -> None:
+    process = _start(running, [*mpirun, "-np", count], JOIN + "time.sleep(600)\n", option)
+    running.await_text("sum 1.0", count=2)
+    process.send_signal(signal.SIGTERM)
+    process.wait(SECONDS)  # with which exit code, is up to mpirun
+    _await_nobody(running)
 
 
 def _inside(machine: Machine) -> str:
@@ -166,47 +118,36 @@ def two_hosts(folder: Path) -> Iterator[tuple[str, list[Machine], Path]]:
         yield address, machines, enter
 
 
-def test_two_machines_by_open_mpi(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_by_open_mpi(running: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mpirun = [require("mpirun.openmpi", "openmpi-bin"), "--allow-run-as-root"]
-    with two_hosts(mpi.folder) as (_, machines, enter):
+    with two_hosts(tmp_path) as (_, machines, enter):
         hosts = [each.address for each in machines]
-        nodes = mpi.folder / "nodes"  # as PBS writes it
+        nodes = tmp_path / "nodes"  # as PBS writes it
         nodes.write_text("".join(f"{each}\n" for each in hosts))
         monkeypatch.setenv("PBS_JOBID", "7.tests")
         monkeypatch.setenv("PBS_NODEFILE", str(nodes))
         passed = [word for name in ("PYTHONPATH", "PBS_JOBID", "PBS_NODEFILE") for word in ("-x", name)]
         there = ["--mca", "plm_rsh_agent", str(enter), "--host", ",".join(f"{each}:2" for each in hosts)]
-        there += [*passed, "--mca", "ras", "^tm", "--mca", "plm", "rsh"]
-        code, log = mpi.run([*mpirun, *there, "-np", "4", *RUN, "--tasks"], DONE)
-        assert code == 0, log
-        assert log.count("sum 6.0") == 4, log
-        words = [*mpirun, *there, "-np", "2", "--map-by", "ppr:1:node", *RUN, "--nproc-per-node=2"]
-        code, log = mpi.run(words, DONE)
-        assert code == 0, log
-        assert log.count("sum 6.0") == 4, log
+        there = [*mpirun, *there, *passed, "--mca", "ras", "^tm", "--mca", "plm", "rsh"]
+        for words, option in (
+            (["-np", "4"], "--tasks"),
+            (["-np", "2", "--map-by", "ppr:1:node"], "--nproc-per-node=2"),
+        ):
+            code, log = _run(running, [*there, *words], DONE, option)
+            assert code == 0, log
+            assert log.count("sum 6.0") == 4, log
 
 
-def test_two_machines_by_mpich(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_by_mpich(running: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tasks find the same name of their job, and no other job has it."""
     monkeypatch.setenv("RALLYPOINT_SECRET", "ab" * 32)
     mpirun = require("mpirun.mpich", "mpich")
-    with two_hosts(mpi.folder) as (address, machines, enter):
+    with two_hosts(tmp_path) as (address, machines, enter):
         hosts = ",".join(each.address for each in machines)
-        there = [
-            mpirun,
-            "-localhost",
-            address,
-            "-launcher",
-            "ssh",
-            "-launcher-exec",
-            str(enter),
-            "-hosts",
-            hosts,
-        ]
+        there = [mpirun, "-localhost", address, "-launcher", "ssh", "-launcher-exec", str(enter)]
         first = f"--master-addr={machines[0].address}"
-        code, log = mpi.run([*there, "-ppn", "2", "-np", "4", *RUN, "--tasks", first], DONE)
-        assert code == 0, log
-        assert log.count("sum 6.0") == 4, log
-        code, log = mpi.run([*there, "-ppn", "1", "-np", "2", *RUN, "--nproc-per-node=2", first], DONE)
-        assert code == 0, log
-        assert log.count("sum 6.0") == 4, log
+        for tasks, option in (("2", "--tasks"), ("1", "--nproc-per-node=2")):
+            words = [*there, "-hosts", hosts, "-ppn", tasks, "-np", str(2 * int(tasks))]
+            code, log = _run(running, words, DONE, option, first)
+            assert code == 0, log
+            assert log.count("sum 6.0") == 4, log

@@ -16,9 +16,9 @@ import pytest
 from processes import BACKENDS, relaying, serving
 from rallypoint import TCPStore
 from rallypoint.store.relay import outgoing
-from rallypoint.store.server.loops.legacy import LegacyLoop
 from rallypoint.store.server.loops.listening import set_options
-from rallypoint.store.server.reporting.neighbours_program import look
+from rallypoint.store.server.loops.loop import LegacyLoop
+from rallypoint.store.server.neighbours_program import look
 from raw import SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what it takes away is of Linux")

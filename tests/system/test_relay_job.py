@@ -123,29 +123,6 @@ def test_a_job_trains_through_relays_whose_connections_are_cut(tmp_path: Path) -
         until(lambda: not any(psutil.pid_exists(pid) for pid in relays), "the relays have ended", SECONDS)
 
 
-ONE_MACHINE = """
-import os, psutil
-from rallypoint import TCPStore
-with TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=30) as store:
-    store.set("key", "value")
-    peers = {f"{each.raddr.ip}:{each.raddr.port}" for each in psutil.Process().net_connections("tcp")}
-print("master", os.environ["MASTER_PORT"], peers == {os.environ["RALLYPOINT_RELAY"]})
-"""
-
-
-def test_ranks_are_told_of_the_store_and_go_to_the_relay(tmp_path: Path) -> None:
-    port = free_port()
-    with job(tmp_path) as running:
-        running.start(
-            ONE_MACHINE,
-            ["--relay", "on", "--rdzv-endpoint", f"localhost:{port}"],
-            command=("-m", "rallypoint", "run"),
-        )
-        assert running.wait() == [0], running.logs()
-        assert f"master {port} True\n" in running.logs(), running.logs()
-        assert running.processes() == []
-
-
 # What reads MASTER_ADDR, with one rank on each of two machines. The process that saves the checkpoint imports
 # the script, too.
 READERS = """

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusters import Slurm, SlurmJob, slurm_cluster
+from jobs import TRAIN
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,17 +23,8 @@ STYLES = {
 }
 """One task per machine, which starts a rank for each GPU; or one task per rank."""
 
-JOIN = """
-import os, signal, time
-import torch, torch.distributed as dist
-
-def say(*words):  # one write, so that lines of several ranks do not mix
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-total = torch.tensor([float(rank)])
-dist.all_reduce(total)
+JOIN = f"""{TRAIN}
+import signal
 local = [os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")]
 say("rank", rank, "of", world, "on", os.uname().nodename, *local, "sum", total.item())
 """

@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from jobs import Job, free_port, job
 from rallypoint.client.look import look
-from rallypoint.launch.endpoint import Endpoint
+from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.pytorch import plugin
 from rallypoint.store.connect.deadline import Deadline
@@ -64,15 +64,15 @@ def test_a_spare_takes_the_place_of_a_machine_that_goes(tmp_path: Path) -> None:
         start(running, port, ",health=off")
         running.await_listening(f"localhost:{port}")
         start(running, port, ",health=off")
-        running.await_text("of 2", 0)
-        running.await_text("of 2", 1)
+        running.await_text("of 2\n", 0)
+        running.await_text("of 2\n", 1)
         for _ in range(2):
             start(running, port, ",health=off")
         until(lambda: len(meeting(port).spares + meeting(port).waiting) == 2, "two more wait", 60)
         assert (len(meeting(port).spares), len(meeting(port).waiting)) == (1, 1)
         running.agents[1].send_signal(signal.SIGTERM)
         until(lambda: meeting(port).round == 1 and meeting(port).store, "the next round is complete", 60)
-        running.await_text("of 2", 0, 2)
+        running.await_text("of 2\n", 0, 2)
         (tmp_path / "over").touch()
         codes = running.wait()
         assert codes[0] == 0, running.logs()
@@ -137,9 +137,7 @@ def is_relay(process: psutil.Process) -> bool:
 
 
 def test_a_relay_in_reserve_is_that_of_the_next_round(capfd: pytest.CaptureFixture[str]) -> None:
-    place = open_place(
-        Endpoint("127.0.0.1", free_port()), 2, "job", hosts=True, local_address=None, seconds=60
-    )
+    place = open_place(Endpoints([Endpoint("127.0.0.1", free_port())]), 2, "job", hosts=True, seconds=60)
     try:
         place.prepare_next()
         reserve = relays()
@@ -250,11 +248,11 @@ def test_a_launcher_whose_agent_is_killed_says_so_at_once(tmp_path: Path) -> Non
         running.start(WORK, options, command=command)
         running.await_listening(f"localhost:{port}")
         running.start(WORK, options, command=command)
-        running.await_text("of 2", 0)
+        running.await_text("of 2\n", 0)
         running.start(WORK, options, command=command)
         until(lambda: meeting(port).spares, "the spare one waits", 60)
         os.kill(agents(running)[1], signal.SIGKILL)
-        running.await_text("of 2", 2)
+        running.await_text("of 2\n", 2)
         (tmp_path / "over").touch()
         codes = running.wait()
         assert (codes[0], codes[2]) == (0, 0), running.logs()
@@ -273,8 +271,8 @@ def test_a_machine_that_is_not_fit_stays_out_and_a_spare_takes_its_place(tmp_pat
         start(running, port, ",health=full", f"{tools}:/usr/bin:/bin")
         until(lambda: meeting(port).sick, "it says that it is not fit", 60)
         start(running, port, ",health=off")
-        running.await_text("of 2", 0)
-        running.await_text("of 2", 2)
+        running.await_text("of 2\n", 0)
+        running.await_text("of 2\n", 2)
         (reason,) = meeting(port).sick
         assert "could not be corrected: GPU 1 (NVIDIA H200): 3" in reason
         assert running.agents[1].poll() is None, "it stays as long as the job may need its machine"

@@ -23,16 +23,17 @@ import gc
 import json
 import math
 import multiprocessing
+import operator
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import reduce
 from hashlib import sha1
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -60,7 +61,6 @@ GROWTH_MIB: Final = 32
 """How much memory one stream may take."""
 MOST_FINDINGS: Final = 10
 """Of one piece; it ends then."""
-TOLD_EVERY: Final = 100
 
 
 # One piece, in a process of its own
@@ -87,22 +87,16 @@ class Outcome:
     findings: list[str] = field(default_factory=list)
 
 
-def work(piece: Piece, done: Any, stopping: Any, sender: Connection) -> None:
-    """The main function of a process: `done` counts streams, and it ends early when `stopping` is set."""
+def work(piece: Piece, stopping: Any, sender: Connection) -> None:
+    """The main function of a process. It ends early when `stopping` is set, or its parent has ended."""
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C is for the parent, which then says so
     parent = os.getppid()
-
-    def goes_on(count: int) -> bool:
-        with done.get_lock():
-            done.value += count
-        return not stopping.is_set() and os.getppid() == parent
-
     run = _run_live if piece.target.startswith("live-") else _run_guided
-    sender.send(run(piece, goes_on))
+    sender.send(run(piece, lambda: stopping.is_set() or os.getppid() != parent))
 
 
-def _run_live(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
+def _run_live(piece: Piece, _: Callable[[], bool]) -> Outcome:
     from fuzz_live import FuzzError, fuzz
 
     outcome = Outcome(piece.streams)
@@ -112,11 +106,10 @@ def _run_live(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
     except FuzzError as error:
         what = f"{piece.target}\n{piece.seed} {first} {piece.streams}\n"
         outcome.findings.append(_save_finding(piece, what, f"live {error}"[:200], str(error)))
-    goes_on(piece.streams)
     return outcome
 
 
-def _run_guided(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
+def _run_guided(piece: Piece, is_to_stop: Callable[[], bool]) -> Outcome:
     import fuzz_branches
 
     fuzz_branches.install()
@@ -166,7 +159,7 @@ def _run_guided(piece: Piece, goes_on: Callable[[int], bool]) -> Outcome:
             text = to_text(piece.target, script)
             _write_whole(folder / sha1(text.encode()).hexdigest()[:16], text)
         outcome.streams += 1
-        if outcome.streams % TOLD_EVERY == 0 and not goes_on(TOLD_EVERY):
+        if outcome.streams % 100 == 0 and is_to_stop():
             break
     return outcome
 
@@ -251,31 +244,35 @@ def _save_finding(piece: Piece, what: str, rule: str, why: str) -> str:
 # All pieces
 
 
-class Run:
-    """What has been done so far, in a folder, and the processes that do the rest."""
+@dataclass
+class State:
+    """What has been done so far, by target, as a file keeps it."""
 
-    def __init__(self, state: Path, wanted: int, targets: list[str], jobs: int, seed: int | None) -> None:
-        self._folder = state
-        self._file = state / "state.json"
-        found: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self._seed: int = found.get("seed", Random().randrange(1 << 32)) if seed is None else seed
-        self._pieces: int = found.get("pieces", 0)
-        self.streams: dict[str, int] = dict.fromkeys(SHARES, 0) | found.get("streams", {})
-        self._branches: dict[str, int] = {
-            name: int(bits, 16) for name, bits in found.get("branches", {}).items()
-        }
-        self._all_branches: int = found.get("all_branches", 0)
-        shares = {target: SHARES[target] for target in targets}
-        self._goals = {
-            target: math.ceil(wanted * share / sum(shares.values())) for target, share in shares.items()
-        }
+    seed: int
+    pieces: int = 0
+    streams: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHARES, 0))
+    branches: dict[str, str] = field(default_factory=dict)
+    """The branches that were taken, as bits."""
+    all_branches: int = 0
+
+
+class Run:
+    """The processes that do what is left."""
+
+    def __init__(self, folder: Path, wanted: int, targets: list[str], jobs: int, seed: int | None) -> None:
+        self._folder = folder
+        self._file = folder / "state.json"
+        self._state = State(Random().getrandbits(32))
+        if self._file.exists():
+            self._state = State(**json.loads(self._file.read_text()))
+        if seed is not None:
+            self._state.seed = seed
+        total = sum(SHARES[target] for target in targets)
+        self._goals = {target: math.ceil(wanted * SHARES[target] / total) for target in targets}
         self._jobs = jobs
         self._context = multiprocessing.get_context("spawn")
-        self._done = self._context.Value("Q", 0)
         self._stopping = self._context.Event()
-        self._under_way: list[tuple[Piece, Any, Connection]] = []
-        self._before = sum(self.streams[name] for name in self._goals)
-        self._began = self._told = time.monotonic()
+        self._under_way: dict[Connection, tuple[Piece, Any]] = {}
 
     def work(self) -> None:
         """Until all is done, or Ctrl-C, or SIGTERM."""
@@ -286,108 +283,70 @@ class Run:
                 pass
             if not self._under_way:
                 return
-            self._tell()
-            time.sleep(0.1)
-            self._collect()
+            for receiver in wait(list(self._under_way)):
+                assert isinstance(receiver, Connection)
+                self._collect(receiver)
 
     def _start_one(self) -> bool:
-        claimed = dict(self.streams)
-        for piece, *_ in self._under_way:
-            claimed[piece.target] += piece.streams
-        open_goals = {
-            name: goal - claimed[name] for name, goal in self._goals.items() if goal > claimed[name]
-        }
-        if not open_goals or self._stopping.is_set():
+        left = {name: goal - self._state.streams[name] for name, goal in self._goals.items()}
+        for piece, _ in self._under_way.values():
+            left[piece.target] -= piece.streams
+        target = max(left, key=lambda name: left[name] / self._goals[name])
+        if left[target] <= 0 or self._stopping.is_set():
             return False
-        target = min(open_goals, key=lambda name: claimed[name] / self._goals[name])
-        size = min(open_goals[target], max(math.ceil(PIECE * SHARES[target]), 100))
-        piece = Piece(target, self._pieces, size, self._seed, self._folder)
-        self._pieces += 1
+        size = min(left[target], max(math.ceil(PIECE * SHARES[target]), 100))
+        piece = Piece(target, self._state.pieces, size, self._state.seed, self._folder)
+        self._state.pieces += 1
         receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=work, args=(piece, self._done, self._stopping, sender))
+        process = self._context.Process(target=work, args=(piece, self._stopping, sender))
         process.start()
         sender.close()
-        self._under_way.append((piece, process, receiver))
+        self._under_way[receiver] = piece, process
         return True
 
-    def _collect(self) -> None:
-        for each in list(self._under_way):
-            piece, process, receiver = each
-            if process.is_alive() and not receiver.poll():
-                continue
-            try:
-                outcome: Outcome = receiver.recv()
-            except EOFError:
-                process.join()
-                why = f"the process of {piece} ended with {process.exitcode}"
-                outcome = Outcome(findings=[_save_finding(piece, "", "died", why)])
+    def _collect(self, receiver: Connection) -> None:
+        piece, process = self._under_way.pop(receiver)
+        try:
+            outcome: Outcome = receiver.recv()
             process.join()
-            self._under_way.remove(each)
-            self._add(piece, outcome)
-
-    def _add(self, piece: Piece, outcome: Outcome) -> None:
-        self.streams[piece.target] += outcome.streams
-        if outcome.all_branches:
-            if outcome.all_branches != self._all_branches:  # the code has changed
-                self._branches.clear()
-            self._all_branches = outcome.all_branches
-            self._branches[piece.target] = outcome.branches
+        except EOFError:
+            process.join()
+            why = f"the process of {piece} ended with {process.exitcode}"
+            outcome = Outcome(findings=[_save_finding(piece, "", "died", why)])
         for path in outcome.findings:
-            print(f"\nfound: {path}; the reason is in {path}.txt", file=sys.stderr)
+            print(f"found: {path}; the reason is in {path}.txt", file=sys.stderr)
         if not outcome.streams:
             self._stopping.set()  # or it would never end
-        self.save()
-
-    def save(self) -> None:
+        state = self._state
+        state.streams[piece.target] += outcome.streams
+        if outcome.all_branches:
+            if outcome.all_branches != state.all_branches:  # the code has changed
+                state.branches.clear()
+            state.all_branches = outcome.all_branches
+            state.branches[piece.target] = hex(outcome.branches)
         self._folder.mkdir(parents=True, exist_ok=True)
-        content = {
-            "seed": self._seed,
-            "pieces": self._pieces,
-            "streams": self.streams,
-            "branches": {name: hex(bits) for name, bits in self._branches.items()},
-            "all_branches": self._all_branches,
-        }
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(content))
-        new.replace(self._file)
-
-    def _tell(self) -> None:
-        """How far it is, on standard error, every half a minute."""
-        now = time.monotonic()
-        if now - self._told < 30:
-            return
-        self._told = now
-        goal = sum(self._goals.values())
-        rate = self._done.value / (now - self._began)
-        so_far = min(self._before + self._done.value, goal)
-        left = f"{(goal - so_far) / rate / 60:,.0f} min left" if rate else ""
-        print(f"{so_far:,} of {goal:,} streams, {rate:,.0f}/s, {left}", file=sys.stderr, flush=True)
-
-    # What has come of it
+        _write_whole(self._file, json.dumps(asdict(state)))
+        count = sum(state.streams[name] for name in self._goals)
+        print(f"{count:,} of {sum(self._goals.values()):,} streams", file=sys.stderr)
 
     @property
     def findings(self) -> list[str]:
         return sorted(str(path) for path in self._folder.glob("findings/*") if not path.suffix)
 
     def report(self) -> dict[str, Any]:
-        seconds = time.monotonic() - self._began
-        reached = 0
-        for bits in self._branches.values():
-            reached |= bits
+        taken = {name: int(bits, 16) for name, bits in self._state.branches.items()}
         return {
-            "seed": self._seed,
-            "streams": sum(self.streams.values()),
-            "streams_now": self._done.value,
-            "seconds_now": round(seconds, 1),
-            "branches": reached.bit_count(),
-            "all_branches": self._all_branches,
+            "seed": self._state.seed,
+            "streams": sum(self._state.streams.values()),
+            "branches": reduce(operator.or_, taken.values(), 0).bit_count(),
+            "all_branches": self._state.all_branches,
             "targets": {
                 name: {
                     "streams": count,
                     "kept": len(list(self._folder.glob(f"corpus/{name}/[!.]*"))),
-                    "branches": self._branches.get(name, 0).bit_count(),
+                    "branches": taken.get(name, 0).bit_count(),
                 }
-                for name, count in self.streams.items()
+                for name, count in self._state.streams.items()
             },
             "findings": self.findings,
         }
@@ -401,7 +360,7 @@ def replay(path: Path) -> int:
 
         seed, first, count = map(int, lines[0].split())
         try:
-            print(fuzz(target.removeprefix("live-"), count, seed, first=first).describe())
+            print(fuzz(target.removeprefix("live-"), count, seed, first=first))
             return 0
         except FuzzError as error:
             print(error, file=sys.stderr)
@@ -415,23 +374,16 @@ def replay(path: Path) -> int:
     return 1 if broken is not None else 0
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Fuzz the store, the relay and all parsers.")
-    parser.add_argument(
-        "--streams", type=int, default=10_000_000, help="how many in all, earlier runs included"
-    )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes at a time")
-    parser.add_argument("--target", choices=SHARES, nargs="+", default=list(SHARES))
-    parser.add_argument(
-        "--state", type=Path, default=Path("build/fuzz"), help="where it is written how far it is"
-    )
-    parser.add_argument("--seed", type=int, help="with the same one, a new run of one job is the same")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="run one stream that broke a rule")
-    return parser.parse_args()
-
-
 def main() -> int:
-    arguments = _arguments()
+    parser = argparse.ArgumentParser(description="Fuzz the store, the relay and all parsers.")
+    option = parser.add_argument
+    option("--streams", type=int, default=10_000_000, help="how many in all, earlier runs included")
+    option("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes at a time")
+    option("--target", choices=SHARES, nargs="+", default=list(SHARES))
+    option("--state", type=Path, default=Path("build/fuzz"), help="where it is written how far it is")
+    option("--seed", type=int, help="with the same one, a new run of one job is the same")
+    option("--replay", type=Path, metavar="FILE", help="run one stream that broke a rule")
+    arguments = parser.parse_args()
     if arguments.replay is not None:
         return replay(arguments.replay)
     run = Run(arguments.state, arguments.streams, arguments.target, arguments.jobs, arguments.seed)

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from random import Random
 
 import psutil
@@ -79,10 +78,6 @@ class Stream:
     replies: bytes | None = None
     """What the server is to answer, where that is known."""
     waits: bool = False
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.pieces))
 
 
 def make_stream(seed: int, number: int) -> Stream:
@@ -208,16 +203,10 @@ def serving(target: str) -> Iterator[Server]:
     limits = [word for name, value in LIMITS.items() for word in ("--limit", f"{name}={value}")]
     workers = ["--workers", "2"] if target == "workers" else []
     backend = target if target in BACKENDS else "auto"
-    with (
-        tempfile.NamedTemporaryFile("w+") as log,
-        processes.serving(backend, log, [*workers, *limits]) as running,
-    ):
+    with processes.serving(backend, options=[*workers, *limits]) as running:
         server = Server(running)
         if target == "relay":
-            with (
-                tempfile.NamedTemporaryFile("w+") as relay_log,
-                processes.relaying(running.address, relay_log, limits) as relay,
-            ):
+            with processes.relaying(running.address, options=limits) as relay:
                 yield Server(relay)
             server.check()
         else:
@@ -351,24 +340,9 @@ class Summary:
     backend: str
     seed: int
     streams: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
     bytes_sent: int = 0
     closed_by_server: int = 0
     witness_checks: int = 0
-    seconds: float = 0.0
-    rss_before_mib: float = 0.0
-    rss_peak_mib: float = 0.0
-    rss_after_mib: float = 0.0
-
-    def describe(self) -> str:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.kinds.items()))
-        return (
-            f"{self.backend}: {self.streams:,} streams ({kinds}) in {self.seconds:.1f} s;"
-            f" {self.bytes_sent:,} bytes; {self.closed_by_server:,} connections closed for violations;"
-            f" {self.witness_checks:,} checks beside it, all right;"
-            f" RSS {self.rss_before_mib:.1f} MiB before, {self.rss_peak_mib:.1f} at most,"
-            f" {self.rss_after_mib:.1f} after; seed {self.seed}"
-        )
 
 
 class Run:
@@ -380,7 +354,8 @@ class Run:
         self._seed = seed
         self._deaf: deque[socket.socket] = deque()
         self._next = 0
-        self._sweep_after = (SWEEP_STREAMS, SWEEP_BYTES)
+        self._swept = (0, 0)
+        self._most_rss = 0
         self.under_way: set[int] = set()
 
     async def all(self, first: int, count: int) -> None:
@@ -388,16 +363,13 @@ class Run:
         witness = await Witness.connect(self._server.port, Random(f"{self._seed}/witness"))
         try:
             files = self._server.open_files
-            self.summary.rss_before_mib = self.summary.rss_peak_mib = self._server.rss / MIB
-            begun = time.monotonic()
+            self._most_rss = self._server.rss + GROWTH_MIB * MIB
             await self._send_all(witness, first, first + count)
-            self.summary.seconds = time.monotonic() - begun
             await self._settle(witness, files)
         finally:
             await witness.close()
         self.summary.closed_by_server = self._server.count_violations()
         self.summary.witness_checks = witness.checks
-        self.summary.rss_after_mib = self._server.rss / MIB
 
     async def _send_all(self, witness: Witness, first: int, end: int) -> None:
         self._next = first
@@ -415,14 +387,12 @@ class Run:
         """Be the well-behaved client until all workers are done; what one of them raises is raised here."""
         while not all(worker.done() for worker in workers):
             await witness.check()
-            streams, sent = self._sweep_after
-            if self.summary.streams >= streams or self.summary.bytes_sent >= sent:
+            streams, sent = self._swept
+            now = self.summary.streams, self.summary.bytes_sent
+            if now[0] - streams >= SWEEP_STREAMS or now[1] - sent >= SWEEP_BYTES:
                 await witness.sweep()
                 self._check_server()
-                self._sweep_after = (
-                    self.summary.streams + SWEEP_STREAMS,
-                    self.summary.bytes_sent + SWEEP_BYTES,
-                )
+                self._swept = now
             for worker in workers:
                 if worker.done():
                     worker.result()
@@ -434,11 +404,8 @@ class Run:
 
     def _check_server(self) -> None:
         self._server.check()
-        summary = self.summary
-        summary.rss_peak_mib = max(summary.rss_peak_mib, self._server.rss / MIB)
-        growth = summary.rss_peak_mib - summary.rss_before_mib
-        if growth > GROWTH_MIB:
-            raise FuzzError(f"the server grew by {growth:.1f} MiB; at most {GROWTH_MIB} are allowed")
+        if self._server.rss > self._most_rss:
+            raise FuzzError(f"the server grew to {self._server.rss:,} bytes, by more than {GROWTH_MIB} MiB")
 
     async def _settle(self, witness: Witness, files: int) -> None:
         """Wait until the server has closed what its clients have: then it has as many files as before."""
@@ -464,34 +431,25 @@ class Run:
                 self._server.check()
                 raise FuzzError("the server refuses connections") from None
             self.under_way.discard(number)
-            self._count(stream)
-
-    def _count(self, stream: Stream) -> None:
-        summary = self.summary
-        summary.streams += 1
-        summary.bytes_sent += stream.size
-        summary.kinds[stream.kind] = summary.kinds.get(stream.kind, 0) + 1
+            self.summary.streams += 1
+            self.summary.bytes_sent += sum(map(len, stream.pieces))
 
     async def _send(self, stream: Stream) -> None:
-        sock = socket.socket()
-        try:
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket())
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._server.port))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             closed = await self._send_pieces(sock, stream)
             if stream.kind == "deaf":
+                stack.pop_all()
                 self._keep_deaf(sock)
-                return
-            if stream.kind != "broken off":
+            elif stream.kind != "broken off":
                 replies = await self._read_rest(sock, ended=closed)
                 if stream.replies is not None and not self._is_right(replies, stream):
                     raise FuzzError(
                         f"stream {stream.number} was answered {replies!r} instead of {stream.replies!r}"
                     )
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
 
     async def _send_pieces(self, sock: socket.socket, stream: Stream) -> bool:
         """Send all pieces, if possible each in a segment of its own; True if the server closes before."""

@@ -42,7 +42,7 @@ QUESTIONS = [
         b'{"value":"\\ud800"}',
         b"[]",
         b"\xff",
-    ),
+    )
 ]
 HELLOS = [b'{"rank":3,"role":"rank"}', b'{"role":"tool","pid":1}', b'{"rank":-9}', b"{}", b"[", b"", b"\xff"]
 TOLD = [b"{}", b'{"kind":"relay","relays":[{"part":"{}"}]}', b"null", b"\xff", b"[" * 2_000]
@@ -158,5 +158,5 @@ def _some_slice(rng: Random, data: bytearray) -> slice:
 
 
 _MUTATIONS: Final[list[Callable[[Random, bytearray], None]]] = [
-    *(_flip_bits, _truncate, _duplicate, _insert, _delete, _replace_length, _replace_length),
+    *(_flip_bits, _truncate, _duplicate, _insert, _delete, _replace_length, _replace_length)
 ]

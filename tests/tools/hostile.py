@@ -3,7 +3,7 @@
     python hostile.py PORT KIND CONNECTIONS SECONDS
 
 Keeps sending on all connections, as fast as the server takes it, and reads the replies, until the time is
-over; then it says how many requests it has sent. A connection that the server closes is opened again.
+over. A connection that the server closes is opened again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class _Attacker:
         self.sock.setblocking(False)
         self._next = attack
         self._unsent = memoryview(b"")
-        self.sent = 0
 
     def go_on(self) -> bool:
         """Read and send what can be; False if the server has closed the connection."""
@@ -99,7 +98,6 @@ class _Attacker:
         try:
             if not self._unsent:
                 self._unsent = memoryview(self._next())
-                self.sent += 1
             self._unsent = self._unsent[self.sock.send(self._unsent) :]
         except BlockingIOError:
             pass
@@ -110,25 +108,23 @@ class _Attacker:
 
 def main(port: int, kind: str, connections: int, seconds: float) -> None:
     os.nice(10)  # the attack is on the server, and not on the cores of those who measure it
-    sent = reopened = 0
     with selectors.DefaultSelector() as selector:
-        for number in range(connections):
-            attacker = _Attacker(port, attack_of(kind, number))
+        numbers = count()
+
+        def attack() -> None:
+            attacker = _Attacker(port, attack_of(kind, next(numbers)))
             selector.register(attacker.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, attacker)
+
+        for _ in range(connections):
+            attack()
         end = time.monotonic() + seconds
         print("ready", flush=True)
         while time.monotonic() < end:
             for key, _ in selector.select(0.1):
-                attacker = key.data
-                if not attacker.go_on():
-                    selector.unregister(attacker.sock)
-                    attacker.sock.close()
-                    sent += attacker.sent
-                    reopened += 1
-                    attacker = _Attacker(port, attack_of(kind, connections + reopened))
-                    selector.register(attacker.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, attacker)
-        sent += sum(key.data.sent for key in selector.get_map().values())
-    print(f"{sent} sent, {reopened} opened again", flush=True)
+                if not key.data.go_on():
+                    selector.unregister(key.data.sock)
+                    key.data.sock.close()
+                    attack()
 
 
 if __name__ == "__main__":

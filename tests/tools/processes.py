@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -49,34 +50,49 @@ def hand_over(monkeypatch: pytest.MonkeyPatch, folder: Path, signals: Sequence[i
 
 @contextmanager
 def serving(
-    backend: str, log: IO[str], options: Sequence[str] = (), host: str = "127.0.0.1"
+    backend: str,
+    log: IO[str] | None = None,
+    options: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    *,
+    prelude: str = "",
 ) -> Iterator[Server]:
-    """`rallypoint serve` on a free port; ended when the block is left."""
+    """`rallypoint serve` on a free port; ended when the block is left.
+
+    It logs to a file of its own, if none is given. `prelude` is Python that the process runs first.
+    """
     command = ["serve", "--host", host, "--port", "0", "--backend", backend, *options]
-    with _running(command, host, log) as server:
+    with _running(command, host, log, prelude) as server:
         yield server
 
 
 @contextmanager
-def relaying(upstream: str, log: IO[str], options: Sequence[str] = ()) -> Iterator[Server]:
+def relaying(
+    upstream: str, log: IO[str] | None = None, options: Sequence[str] = (), *, prelude: str = ""
+) -> Iterator[Server]:
     """`rallypoint relay` on a free port of loopback; ended when the block is left."""
-    with _running(["relay", "--upstream", upstream, *options], "127.0.0.1", log) as server:
+    with _running(["relay", "--upstream", upstream, *options], "127.0.0.1", log, prelude) as server:
         yield server
 
 
 @contextmanager
-def _running(command: Sequence[str], host: str, log: IO[str]) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rallypoint", *command], stdout=subprocess.PIPE, stderr=log, text=True
-    )
-    try:
+def _running(command: Sequence[str], host: str, log: IO[str] | None, prelude: str) -> Iterator[Server]:
+    with ExitStack() as stack:
+        if log is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            log = stack.enter_context(Path(folder, "log").open("w"))
+        program = ["-m", "rallypoint"]
+        if prelude:
+            program = ["-c", f"import sys\n{prelude}\nfrom rallypoint.cli.main import main\nsys.exit(main())"]
+        process = subprocess.Popen(
+            [sys.executable, *program, *command], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        stack.callback(end, process)
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("rallypoint: serving on "), line
         place, _, kind = line.removeprefix("rallypoint: serving on ").strip().rpartition(" ")
         yield Server(process, host, int(place.rpartition(":")[2]), kind.strip("()"), log)
-    finally:
-        end(process)
 
 
 def free_port() -> int:

@@ -25,7 +25,7 @@ from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import Assignment
 from rallypoint.launch.rendezvous.participant import Heartbeat, Participant, Round
 from rallypoint.launch.rendezvous.roster import Member, Size
-from rallypoint.launch.rendezvous.servers import ReplicatedPlace, open_replicated
+from rallypoint.launch.rendezvous.servers import RendezvousPlace, open_place
 from simulated_ranks import FailedError
 from survival_clients import PATIENCE
 
@@ -64,7 +64,7 @@ class Launcher:
 
     def _run(self) -> None:
         try:
-            place = open_replicated(self._places, JOB, local_address="127.0.0.1", seconds=PATIENCE)
+            place = open_place(self._places, 2, JOB, local_address="127.0.0.1", seconds=PATIENCE)
             try:
                 self._take_part(place)
             finally:
@@ -72,7 +72,7 @@ class Launcher:
         except (OSError, RallypointError, FailedError) as error:
             self.failure = f"{self.name}: {error!r}"
 
-    def _take_part(self, place: ReplicatedPlace) -> None:
+    def _take_part(self, place: RendezvousPlace) -> None:
         member = Member(self.name, "127.0.0.1", os.getpid())
         meeting = Participant(place.store, JOB, member, SIZE, _TIMES.outlasting(place.pause_seconds))
         heart = Heartbeat(meeting)
@@ -88,7 +88,7 @@ class Launcher:
         meeting.close("the trial has ended")
         meeting.leave()
 
-    def _enter(self, place: ReplicatedPlace, meeting: Participant) -> None:
+    def _enter(self, place: RendezvousPlace, meeting: Participant) -> None:
         """The next round: its store is reached through this launcher's relay, as ranks do."""
         begun = time.monotonic()
 

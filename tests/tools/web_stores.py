@@ -12,7 +12,6 @@ import pytest
 
 from rallypoint.errors import RallypointError
 from rallypoint.launch.stacks.activity import MachineActivity, pack
-from rallypoint.store.access import INSECURE_VARIABLE
 from rallypoint.store.rollcall.identity import Identity, Role, Source
 from rallypoint.store.rollcall.plan import Plan
 from rallypoint.store.rollcall.question import Question
@@ -28,6 +27,7 @@ from rallypoint.store.rollcall.snapshot import (
     Value,
     Wait,
 )
+from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE
 from rallypoint.store.server.process.binding import listen
 from rallypoint.watch.web.hosting import Access
 from rallypoint.watch.web.poller import StoreWatch

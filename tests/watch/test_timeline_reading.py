@@ -12,8 +12,8 @@ import pytest
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.rollcall.events import Connected, Left, Started, Stopped, Waited, Waiting, to_line
-from rallypoint.store.server.reporting import event_file
-from rallypoint.store.server.reporting.event_file import EventLog
+from rallypoint.store.server import events as server_events
+from rallypoint.store.server.events import EventLog
 from rallypoint.watch.timeline.reading import read_events
 from rallypoint.watch.timeline.records import ClientRecord, WaitEnding, WaitRecord, merge
 from startups import BEGIN, PID, START, arrival, open_wait, record_of, straggler, wait, write_events
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.windows
 
 
 def test_the_older_parts_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_file, "_SLICE", 1)  # what is written at once comes into one part
+    monkeypatch.setattr(server_events, "_SLICE", 1)  # what is written at once comes into one part
     path, start = tmp_path / "events.jsonl", replace(START, pid=os.getpid())
     events = [start, *straggler(40, last=5, late=3.0)[1:]]
     log = EventLog(path, most_bytes=1_500, kept=30)

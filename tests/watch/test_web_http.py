@@ -24,9 +24,9 @@ from starlette.types import Message
 
 from processes import end
 from rallypoint.errors import ConnectError, UsageError
-from rallypoint.store.access import INSECURE_VARIABLE
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
+from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE
 from rallypoint.watch.web import app as web_app
 from rallypoint.watch.web import hosting
 from rallypoint.watch.web import poller as watching

@@ -14,8 +14,8 @@ from processes import serving
 from rallypoint.client.file import FileStore
 from rallypoint.errors import PortInUseError
 from rallypoint.store.rollcall.events import Left
+from rallypoint.store.server.events import EventLog
 from rallypoint.store.server.process.binding import listen
-from rallypoint.store.server.reporting.event_file import EventLog
 from raw import RawClient
 
 pytestmark = pytest.mark.windows

@@ -27,7 +27,7 @@ from rallypoint.cli.command import Argument, Command, Group, not_negative
 from rallypoint.cli.printing import print_rows
 from rallypoint.cli.signals import signals_as_interrupts
 from rallypoint.errors import UsageError
-from rallypoint.store.machine.resources import installed
+from rallypoint.store.machine.system import installed
 
 _MOST_RANKS: Final = 1_000_000
 _MORE: Final = " In a checkout, `python -m benchmarks` has redis and relays as well."

@@ -37,7 +37,7 @@ from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoint, parse_endpoint
 from rallypoint.launch.environment import without_rank
 from rallypoint.launch.settings_file import FILES, read_file
-from rallypoint.store.machine.resources import ABSENT
+from rallypoint.store.machine.system import ABSENT
 from rallypoint.text import printable
 
 _QUIET: Final = (State.OK, State.NOTE)

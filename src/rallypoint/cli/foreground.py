@@ -11,9 +11,8 @@ from typing import Any
 
 from rallypoint.cli.command import Argument
 from rallypoint.errors import UsageError
-from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.machine.addresses import format_address, is_loopback
-from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE, USERS_VARIABLE, access_of_environment
 from rallypoint.store.server.guard.secret import job_secret, take_secret
 from rallypoint.store.server.loops.backend import Choice, choose, make_loop
 from rallypoint.store.server.loops.loop import Loop
@@ -24,14 +23,15 @@ from rallypoint.store.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
 
-BACKEND = Argument(
-    "--backend",
-    choices=[each.value for each in Choice],
-    default=Choice.AUTO.value,
-    help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
+LOOP_OPTIONS = (
+    Argument(
+        "--backend",
+        choices=[each.value for each in Choice],
+        default=Choice.AUTO.value,
+        help="libuv (uvloop, winloop), legacy (standard library), or as USE_LIBUV says and what is there.",
+    ),
+    Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated."),
 )
-LIMIT = Argument("--limit", action="append", metavar="NAME=VALUE", help="Change a limit; may be repeated.")
-
 ALLOW_USER = Argument(
     "--allow-user",
     action="append",
@@ -39,11 +39,14 @@ ALLOW_USER = Argument(
     help="Another user of this machine who may connect, besides yourself and root; may be repeated. "
     f"[env var: {USERS_VARIABLE}]",
 )
-INSECURE = Argument(
-    "--insecure",
-    action="store_true",
-    help="Let every user of this machine connect; and, without a secret, every machine that can reach it. "
-    f"[env var: {INSECURE_VARIABLE}]",
+ACCESS_OPTIONS = (
+    ALLOW_USER,
+    Argument(
+        "--insecure",
+        action="store_true",
+        help="Let every user of this machine connect; and, without a secret, every machine that can reach "
+        f"it. [env var: {INSECURE_VARIABLE}]",
+    ),
 )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from rallypoint.cli.command import Argument, command
 from rallypoint.cli.foreground import (
-    ALLOW_USER,
-    BACKEND,
-    INSECURE,
-    LIMIT,
+    ACCESS_OPTIONS,
+    LOOP_OPTIONS,
     announce,
     host_option,
     listen_safely,
@@ -44,10 +42,8 @@ from rallypoint.text import shown
         "127.0.0.1", "Listen where this name says, as with serve: the ranks of this machine connect here."
     ),
     port_option(0),
-    BACKEND,
-    LIMIT,
-    ALLOW_USER,
-    INSECURE,
+    *LOOP_OPTIONS,
+    *ACCESS_OPTIONS,
 )
 def relay(
     upstream: str,

@@ -9,32 +9,42 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rallypoint.cli.printing import print_rows, print_settings_file
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.exits import signal_name
 from rallypoint.launch import reports
 from rallypoint.launch.blame import FailureSummary, LostServer, find_blame
-from rallypoint.launch.command import Ended, end_as, run_command
+from rallypoint.launch.command import (
+    Ended,
+    SignalProbe,
+    end_as,
+    end_orphans,
+    run_command,
+    to_agent,
+    to_rank,
+)
 from rallypoint.launch.config import Program, settle, split_arguments
 from rallypoint.launch.endpoint import Endpoints
 from rallypoint.launch.environment import isolating_file
 from rallypoint.launch.handover import read_handover
+from rallypoint.launch.job import (
+    Task,
+    check_is_alone,
+    environment_of_job,
+    task_of,
+    to_torchrun,
+    variables_of_job,
+)
 from rallypoint.launch.options import FLAGS, OPTIONS, Level, Settings, flag_of, text_of
 from rallypoint.launch.rendezvous.roster import Size
 from rallypoint.launch.reports import Reports
-from rallypoint.launch.schedulers.placement import find_placement, idle_machines
-from rallypoint.launch.tasks import Task, check_is_alone, task_of
-from rallypoint.launch.torchrun import environment_of_job, to_torchrun, variables_of_job
+from rallypoint.launch.schedulers import find_placement, idle_machines
 from rallypoint.store.server.guard.secret import take_secret
 from rallypoint.text import LONGEST_SENTENCE, printable, shown
-
-if TYPE_CHECKING:
-    from rallypoint.launch.delivery import Heard
 
 _FOR_COMMANDS = tuple(each.name for each in OPTIONS if each.for_processes)
 _FOR_TASKS = (*_FOR_COMMANDS, *(each.name for each in OPTIONS if each.for_tasks), "rdzv_id")
@@ -173,15 +183,12 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
         with watching(folder, environ, _print_stall):
             ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
-        from rallypoint.launch.delivery import to_agent
-
-        with _hearing(settings) as heard:
-            deliver = to_agent(str(folder), heard)
+        with SignalProbe(wanted=_may_be_heard(settings)) as probe:
+            deliver = to_agent(str(folder), probe.has_heard)
             ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
     line.clear()
     if not is_agent or ended.code == 0:
         return ended, []
-    from rallypoint.launch.delivery import end_orphans
     from rallypoint.launch.rendezvous.register import post_death_notice
 
     if ended.code < 0 and ended.code != -signal.SIGINT:  # after Ctrl-C, it has given up itself
@@ -191,8 +198,7 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
 
 def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> Ended:
     """Run the one rank that this process is to be."""
-    from rallypoint.launch.delivery import to_rank  # late: no other job needs these
-    from rallypoint.launch.rendezvous.task_group import run_task
+    from rallypoint.launch.rendezvous.task_group import run_task  # late: no other job needs these
     from rallypoint.launch.stacks.watching import answering
 
     given = read_handover(os.environ)._replace(reports=folder)  # this process itself has to report as well
@@ -202,22 +208,16 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     environ = answering({**environ, **task.environment()})
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
     look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
-    with _hearing(settings) as heard:
-        ended = run_task(task, _rank_command(target), environ, folder, look, to_rank(heard), _print_stall)
+    with SignalProbe(wanted=_may_be_heard(settings)) as probe:
+        deliver = to_rank(probe.has_heard)
+        ended = run_task(task, _rank_command(target), environ, folder, look, deliver, _print_stall)
     line.clear()
     return ended
 
 
-@contextmanager
-def _hearing(settings: Settings) -> Iterator[Heard]:
-    """How to find out who has heard a signal, where a scheduler may send it to more than this process."""
-    if settings.placement is None or not settings.placement.scheduler.may_signal_everybody:
-        yield lambda _: False
-        return
-    from rallypoint.launch.delivery import SignalProbe
-
-    with SignalProbe() as probe:
-        yield probe.has_heard
+def _may_be_heard(settings: Settings) -> bool:
+    """Whether the scheduler may send a signal to more than this process."""
+    return settings.placement is not None and settings.placement.scheduler.may_signal_everybody
 
 
 def _rank_command(target: Program) -> list[str]:
@@ -303,11 +303,9 @@ class _JoinLine:
 
     def _write(self, text: str) -> None:
         """Write to standard error. A job does not end because that is closed."""
-        try:
+        with suppress(OSError, RuntimeError):  # RuntimeError: a signal has interrupted this very function
             sys.stderr.write(text)
             sys.stderr.flush()
-        except (OSError, RuntimeError):  # RuntimeError: a signal has interrupted this very function
-            pass
 
 
 def _print_missing(found: Reports) -> None:
@@ -371,14 +369,12 @@ def _explain(blame: FailureSummary, log_dir: str, began: float) -> None:
     """
     from rallypoint.launch import last_words  # late: a job that succeeds does not need it
 
-    try:
+    with suppress(OSError, RallypointError):
         files = last_words.logs_since(Path(log_dir), began) if log_dir else []
         explanation = last_words.explain_failure(blame, files)
         if explanation is not None:
             report = last_words.place_of_report(explanation, files)
             print("\n" + "\n".join(last_words.last_words(explanation, report)), file=sys.stderr)
-    except (OSError, RallypointError):
-        pass
 
 
 def _print_help(prog: str) -> None:

@@ -8,10 +8,8 @@ from contextlib import ExitStack
 
 from rallypoint.cli.command import Argument, command
 from rallypoint.cli.foreground import (
-    ALLOW_USER,
-    BACKEND,
-    INSECURE,
-    LIMIT,
+    ACCESS_OPTIONS,
+    LOOP_OPTIONS,
     announce,
     check_safety,
     host_option,
@@ -26,10 +24,10 @@ from rallypoint.errors import UsageError
 from rallypoint.store.core.store import Core
 from rallypoint.store.machine.addresses import format_address, is_everywhere
 from rallypoint.store.relay.store_with_workers import auto_workers, make_server, parse_workers
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.loops.pump import about_this_process
 from rallypoint.store.server.process.binding import describe, reachable_at, reserve
 from rallypoint.store.server.process.startup import EVENTS_VARIABLE
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits
 
 
@@ -40,8 +38,7 @@ from rallypoint.store.wire.limits import Limits
         "0.0.0.0 or a name that is not this machine's on every interface.",
     ),
     port_option(29500),
-    BACKEND,
-    LIMIT,
+    *LOOP_OPTIONS,
     Argument(
         "--events",
         metavar="FILE",
@@ -78,8 +75,7 @@ from rallypoint.store.wire.limits import Limits
         help="Serve with so many processes more, which accept clients and combine what they ask, so that the "
         "store uses several cores. For thousands of clients. auto: as the number of cores says; 0: none.",
     ),
-    ALLOW_USER,
-    INSECURE,
+    *ACCESS_OPTIONS,
 )
 def serve(
     host: str,

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.machine.open_files import open_movable
+from rallypoint.store.machine.system import open_movable
 
 _FIRST_PAUSE = 0.000_05
 _LONGEST_PAUSE = 0.005

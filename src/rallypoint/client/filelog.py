@@ -36,10 +36,9 @@ from rallypoint.client.filelock import open_locked, remove_locked
 from rallypoint.client.local import CHANGES
 from rallypoint.codec import from_text, to_text
 from rallypoint.errors import AccessError, ProtocolError, RallypointError, StaleFileError, StoreTimeoutError
-from rallypoint.store.access import USERS_VARIABLE
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.engine import Engine
-from rallypoint.store.server.guard.other_users import access_of_environment
+from rallypoint.store.server.guard.other_users import USERS_VARIABLE, access_of_environment
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.requests import WholeRequests
 from rallypoint.text import shown

@@ -3,30 +3,40 @@
 The command runs in this process's own group, so the signals of a terminal (Ctrl-C, and on Windows Ctrl-Break)
 reach it by themselves; signals to this process alone are passed on. The output of the command is not touched.
 If this process is killed, the command ends as well, by `store.machine.lifetime`: torchrun's agent
-(`pytorch.agent`) sees a pipe end, any other command is sent SIGTERM, on Linux.
+(`pytorch.agent`) sees a pipe end, any other command is sent SIGTERM, on Linux. If that agent is killed, its
+ranks are ended from here. A signal goes to the process that it is meant for, unless that has had it already.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from rallypoint.errors import UsageError
-from rallypoint.exits import ENDED_BY_CONSOLE
+from rallypoint.exits import ENDED_BY_CONSOLE, exit_text, signal_name
+from rallypoint.launch.blame import LostServer
 from rallypoint.launch.handover import read_handover
 from rallypoint.launch.switches import can_fork
+from rallypoint.launch.template.fresh_process import show_process
 from rallypoint.launch.template.preloading import why_unsafe
 from rallypoint.launch.template.template import fork_process
+from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.lifetime import children_end_with_us, lifeline, signal_with_parent
 from rallypoint.store.server.guard.secret import SECRET_VARIABLE
+
+if TYPE_CHECKING:
+    import psutil
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGBREAK")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGBREAK")
@@ -34,6 +44,11 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCO
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0
 """How long a command that is told to end may take to do so; torchrun gives its ranks as long."""
+
+_FOR_RANKS: Final = ("SIGUSR1", "SIGUSR2")
+_HEARING_SECONDS = 0.2  # a scheduler signals the processes of a job one after the other
+_PARENT_SECONDS = 0.5  # between looks whether the parent is there
+_ORPHAN_SECONDS: Final = 2.0  # for ranks that want to end in order
 
 
 class Ended(NamedTuple):
@@ -212,3 +227,174 @@ def _passing_signals(deliver: Deliver, on_end: Callable[[], object]) -> Iterator
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+# Who is sent a signal ---------------------------------------------------------------------------------------
+
+Heard = Callable[[int], bool]
+"""Whether the processes of the job have been sent a signal as well that this one was sent."""
+
+
+def to_agent(folder: str, heard: Heard) -> Deliver:
+    """torchrun's agent, or its ranks themselves where torchrun passes nothing on; they report to `folder`.
+
+    SIGTERM is always passed on: it must not be lost, and the agent does not mind to hear it again.
+    """
+
+    def deliver(agent: subprocess.Popen[bytes], number: int) -> None:
+        if number != signal.SIGTERM and heard(number):
+            return
+        if signal.Signals(number).name in _FOR_RANKS:
+            signal_ranks(folder, number)
+        else:
+            agent.send_signal(number)
+
+    return deliver
+
+
+def to_rank(heard: Heard) -> Deliver:
+    """The one rank that this launcher has.
+
+    SIGTERM is always passed on, as it must not be lost; but once: Slurm sends it again and again.
+    """
+    told: list[int] = []
+
+    def deliver(rank: subprocess.Popen[bytes], number: int) -> None:
+        if number == signal.SIGTERM:
+            if not told:
+                rank.send_signal(number)
+            told.append(number)
+        elif not heard(number):
+            rank.send_signal(number)
+
+    return deliver
+
+
+class SignalProbe:
+    """A child that notes each signal, and so shows which ones were sent to all processes of a job.
+
+    Slurm sends a signal to every process of a step, or to those alone that it has started: that depends on
+    how a cluster is set up. Needs Linux; elsewhere no signal is ever seen.
+    """
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._noted: set[int] = set()
+        self.pid, self._pipe = _fork_probe() if wanted and sys.platform == "linux" else (0, -1)
+
+    def __enter__(self) -> SignalProbe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            os.close(self._pipe)
+
+    def has_heard(self, number: int) -> bool:
+        """Whether it was sent a signal, now or in a moment. A signal that was seen does not count again."""
+        deadline = Deadline(_HEARING_SECONDS)
+        while self.pid and number not in self._noted and not deadline.passed:
+            if select.select([self._pipe], [], [], deadline.remaining)[0]:
+                self._noted.update(os.read(self._pipe, 64))
+        has_heard = number in self._noted
+        self._noted.discard(number)
+        return has_heard
+
+
+def _fork_probe() -> tuple[int, int]:
+    """A child that writes the number of each signal into a pipe, and that pipe. No thread may run yet."""
+    parent, (ours, theirs) = os.getpid(), os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    child = os.fork()
+    if child == 0:
+        try:
+            _note_signals(theirs, parent)
+        finally:
+            os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.close(theirs)
+    return child, ours
+
+
+def _note_signals(pipe: int, parent: int) -> None:
+    """Run in the child, until its parent ends; in a session of its own, as torchrun's ranks are."""
+    os.setsid()
+    with suppress(OSError):  # an old kernel: this looks like a second launcher then
+        show_process(["rallypoint: notes signals"], {})
+    os.dup2(pipe, 0)
+    os.closerange(1, 1 << 16)  # somebody may wait for the end of the output
+    while os.getppid() == parent:
+        found = signal.sigtimedwait(signal.valid_signals(), _PARENT_SECONDS)
+        if found is not None:
+            os.write(0, bytes([found.si_signo]))
+
+
+# An agent that was killed -----------------------------------------------------------------------------------
+
+
+def end_orphans(ended: Ended, folder: str) -> list[LostServer]:
+    """End the ranks that an agent has left behind, and name the agent, for the report; [] if it left none.
+
+    The ranks report to `folder`. Not what they have started in sessions of their own: torchrun leaves that
+    alone, too.
+    """
+    if ended.code == 0 or (ended.code > 0 and sys.platform != "win32"):
+        return []  # it has ended by itself, and then its ranks have ended before it
+    ranks = _find_ranks(folder)
+    if ended.code > 0 and not ranks:  # Windows: an exit code does not tell who has ended a process
+        return []
+    _end_ranks(ranks)
+    name = f"torchrun's agent (process {ended.pid} on {socket.gethostname()})"
+    by_signal = f"by signal {signal_name(-ended.code)}"
+    how = by_signal if ended.code < 0 else f"with {exit_text(ended.code)} before its ranks"
+    return [LostServer(name, f"has ended {how}", time.time())]
+
+
+def signal_ranks(folder: str, number: int) -> None:
+    """Send a signal to the ranks that report to a folder."""
+    import psutil
+
+    for rank in _find_ranks(folder):
+        with suppress(psutil.Error):  # it has just ended
+            rank.send_signal(number)
+
+
+def _end_ranks(ranks: Sequence[psutil.Process]) -> None:
+    """Tell ranks to end, and kill those that run 2 seconds later; on Windows, end them and their children."""
+    import psutil  # late: hardly any job needs it
+
+    if sys.platform == "win32":
+        for process in [each for rank in ranks for each in (rank, *_children(rank))]:
+            with suppress(psutil.Error):  # it has just ended
+                process.kill()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for rank in ranks:
+            with suppress(OSError):  # it has just ended
+                os.killpg(rank.pid, number)
+        _, ranks = psutil.wait_procs(ranks, _ORPHAN_SECONDS)
+
+
+def _children(rank: psutil.Process) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return rank.children(recursive=True)
+    except psutil.Error:
+        return []  # it has just ended
+
+
+def _find_ranks(folder: str) -> list[psutil.Process]:
+    """The processes that the agent has started: the eldest of each rank, as its children inherit RANK."""
+    import psutil
+
+    eldest: dict[str, psutil.Process] = {}
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            rank = environ.get("RANK", "") if str(read_handover(environ).reports) == folder else ""
+            if rank and (rank not in eldest or process.create_time() < eldest[rank].create_time()):
+                eldest[rank] = process
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    return list(eldest.values())

@@ -35,7 +35,7 @@ from rallypoint.launch.options import (
     torchruns_option,
 )
 from rallypoint.launch.rendezvous.roster import Size
-from rallypoint.launch.schedulers.placement import Placement, Told
+from rallypoint.launch.schedulers import Placement, Told
 from rallypoint.launch.settings_file import SettingsFile, read_file
 
 T = TypeVar("T")

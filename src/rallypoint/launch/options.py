@@ -27,10 +27,10 @@ from rallypoint.launch.endpoint import DEFAULT_PORT, IPV6, STORE_PORT, Endpoints
 from rallypoint.launch.endpoint import HOST as HOST_NAME
 from rallypoint.launch.rendezvous.roster import Settings as SharedSettings
 from rallypoint.launch.rendezvous.roster import Size
-from rallypoint.launch.schedulers.placement import Placement
+from rallypoint.launch.schedulers import Placement
 from rallypoint.launch.stacks import STACKS_VARIABLE, STALL_SECONDS, STALL_VARIABLE, signals_of
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, PRELOAD_VARIABLE, START_VARIABLE
-from rallypoint.store.access import INSECURE_VARIABLE, USERS_VARIABLE
+from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE, USERS_VARIABLE
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.server.process.binding import ANY_PORT

@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -128,9 +128,8 @@ def report_joined(store: str = "", rank: int = -1, world_size: int = -1, seconds
     who = _identity()
     if 0 <= rank != who.rank:
         who = replace(who, rank=rank, world_size=world_size, local_rank=-1, local_world_size=-1)
-    if who.local_world_size < 0 and is_loopback(
-        split_address(store)[0]
-    ):  # not all launchers say it, but all ranks are here
+    is_here = is_loopback(split_address(store)[0])
+    if who.local_world_size < 0 and is_here:  # not all launchers say it, but all ranks are here
         who = replace(who, local_world_size=who.world_size)
     if who.rank >= 0:
         _leave(f"joined-{who.rank}-{who.pid}", replace(who, store=store, timeout_seconds=seconds))
@@ -243,11 +242,9 @@ def _leave(name: str, report: object, folder: Path | None = None) -> None:
     if folder is None:
         return
     draft = folder / f"{name}.draft"
-    try:
+    with suppress(OSError):
         draft.write_text(to_text(report))
         draft.replace(folder / f"{name}.json")  # whole, or not there
-    except OSError:
-        pass
 
 
 # The launcher's side ----------------------------------------------------------------------------------------
@@ -266,22 +263,19 @@ def new_folder() -> Iterator[Path]:
     _remove_abandoned()
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, ExitStack() as held:
         draft = Path(name, f"{_OWNER}.draft")
-        try:
+        # There may be no locks here, and Windows renames no open file: this folder would stay.
+        with suppress(OSError):
             held.enter_context(open_locked(str(draft), Deadline(0.0), create=True))
             draft.rename(draft.with_name(_OWNER))  # locked before anybody can find it
-        except OSError:
-            pass  # no locks here, or Windows, which renames no open file: this folder would stay
         yield Path(name)
 
 
 def _remove_abandoned() -> None:
     for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
-        try:
+        with suppress(OSError):  # its launcher lives and has the lock, or the folder is gone by now
             if sys.platform == "win32" or owner.parent.lstat().st_uid == os.getuid():
                 with open_locked(str(owner), Deadline(0.0), create=False):
                     shutil.rmtree(owner.parent, ignore_errors=True)
-        except OSError:
-            continue  # its launcher lives and has the lock, or the folder is gone by now
 
 
 class Reports:

@@ -55,30 +55,29 @@ _Switch = TypeVar("_Switch", Patch, ClientChoice, Start)
 
 def patch_of(environ: Mapping[str, str] = os.environ) -> Patch:
     """What RALLYPOINT_PATCH says; UsageError if it says nothing that is known."""
-    return parse_choice(Patch, environ.get(PATCH_VARIABLE) or "auto", f"the variable {PATCH_VARIABLE}")
+    return _choice_of(Patch, PATCH_VARIABLE, "auto", environ)
 
 
 def client_of(environ: Mapping[str, str] = os.environ) -> ClientChoice:
     """What RALLYPOINT_CLIENT says; UsageError if it says nothing that is known."""
-    return parse_choice(
-        ClientChoice, environ.get(CLIENT_VARIABLE) or "auto", f"the variable {CLIENT_VARIABLE}"
-    )
-
-
-def start_of(environ: Mapping[str, str] = os.environ) -> Start:
-    """What RALLYPOINT_START says; UsageError if it says nothing that is known. By default torchrun spawns."""
-    text = environ.get(START_VARIABLE) or "spawn"
-    return parse_choice(Start, text, f"the variable {START_VARIABLE}")
+    return _choice_of(ClientChoice, CLIENT_VARIABLE, "auto", environ)
 
 
 def can_fork(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether ranks may be forked here, as far as the user and the system are concerned."""
-    return sys.platform == "linux" and start_of(environ) is not Start.SPAWN
+    """Whether ranks may be forked here, as far as the user and the system are concerned.
+
+    torchrun spawns, unless RALLYPOINT_START says something else; UsageError if that is nothing known.
+    """
+    return sys.platform == "linux" and _choice_of(Start, START_VARIABLE, "spawn", environ) is not Start.SPAWN
 
 
 def enabling_file() -> Path:
     """If this file exists, every torch of this Python environment uses Rallypoint where it has to."""
     return Path(sys.prefix) / "etc" / "rallypoint" / "enabled"
+
+
+def _choice_of(kind: type[_Switch], variable: str, default: str, environ: Mapping[str, str]) -> _Switch:
+    return parse_choice(kind, environ.get(variable) or default, f"the variable {variable}")
 
 
 def parse_choice(kind: type[_Switch], text: str, source: str) -> _Switch:

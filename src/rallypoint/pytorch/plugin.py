@@ -54,7 +54,6 @@ from rallypoint.launch.rendezvous.roster import Ending, Member, Size
 from rallypoint.launch.rendezvous.servers import (
     RendezvousPlace,
     open_place,
-    open_replicated,
     openness,
     workers_for,
 )
@@ -102,7 +101,17 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._run_id = params.run_id
         has_relays = conf.relay != "off" and patch_of() is not Patch.NEVER
         launchers = size.most + conf.spares
-        self._place = _open_place(params, launchers, conf, has_relays=has_relays)
+        endpoints = parse_endpoints(params.endpoint)
+        self._place = open_place(
+            endpoints,
+            launchers,
+            params.run_id,
+            hosts=conf.is_host,
+            local_address=params.local_addr,
+            seconds=conf.join_timeout,
+            ports=conf.port_range,
+            has_relays=has_relays,
+        )
         self._route = RankRoute(self._place, conf, has_relays=has_relays, is_shared=launchers > 1)
         # The name that ranks and relays use for this machine, so that it has one name: not its local_addr.
         who = who_am_i(Role.AGENT)
@@ -115,7 +124,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             size,
             conf.outlasting(self._place.pause_seconds),
             settings=conf.shared(size, has_relays=has_relays),
-            endpoint=str(parse_endpoints(params.endpoint)),
+            endpoint=str(endpoints),
             find_jobs=self._place.find_jobs,
             on_end=self._announce_restart,
         )
@@ -220,8 +229,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             if first is not None:
                 of_all = self._ask(lambda: self._meeting.first_failure(_TOLD_SECONDS), None) or first
                 reports.FIRST.leave(read_summary(of_all.detail or of_all.text))
-        if self._place.is_replicated:
-            self._ask(self._meeting.reopen, None)
         alone = self._ask(self._meeting.await_others_gone, True) if self._place.holds_a_server else True
         self._agent_store = None
         self._place.close(alone=alone)
@@ -321,37 +328,6 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             logger.warning("the meeting place does not answer: %s", error.message)
             self._pause = Deadline(_PAUSE_SECONDS)
             return otherwise
-
-
-def _open_place(
-    params: RendezvousParameters, launchers: int, conf: RendezvousSettings, *, has_relays: bool
-) -> RendezvousPlace:
-    endpoints = parse_endpoints(params.endpoint)
-    if launchers > 1 and not endpoints[0].port:
-        raise UsageError(
-            "several machines need an endpoint to meet at",
-            hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
-        )
-    local_address, seconds = params.local_addr, conf.join_timeout
-    if len(endpoints) > 1:
-        return open_replicated(
-            endpoints,
-            params.run_id,
-            local_address=local_address,
-            seconds=seconds,
-            ports=conf.port_range,
-            has_relays=has_relays,
-        )
-    [endpoint] = endpoints
-    return open_place(
-        endpoint,
-        launchers,
-        params.run_id,
-        hosts=conf.is_host,
-        local_address=local_address,
-        seconds=seconds,
-        ports=conf.port_range,
-    )
 
 
 class RankRoute:

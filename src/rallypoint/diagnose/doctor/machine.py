@@ -22,8 +22,7 @@ from rallypoint.diagnose.doctor.situation import Situation
 from rallypoint.diagnose.findings import Finding, failure, note, ok, unknown, warning
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.machine.ports import accept_backlog, syn_backlog
-from rallypoint.store.machine.resources import ABSENT, installed
+from rallypoint.store.machine.system import ABSENT, accept_backlog, installed, syn_backlog
 from rallypoint.store.server.loops.backend import LOOP_PACKAGE
 from rallypoint.text import size
 

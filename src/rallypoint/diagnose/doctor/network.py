@@ -22,7 +22,7 @@ from rallypoint.store.machine.interfaces import (
     interfaces,
     time_look_ups,
 )
-from rallypoint.store.machine.ports import listening_ports
+from rallypoint.store.machine.system import listening_ports
 
 _ELSEWHERE: Final = "198.51.100.1"
 """An address reserved for examples: no machine has it."""

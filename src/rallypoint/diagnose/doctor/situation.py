@@ -23,7 +23,7 @@ from rallypoint.errors import UsageError
 from rallypoint.launch.endpoint import HOST, IPV6, Endpoint
 from rallypoint.launch.switches import CLIENT_VARIABLE, PATCH_VARIABLE, Patch, client_of, patch_of
 from rallypoint.store.machine.addresses import is_loopback
-from rallypoint.store.machine.ports import client_ports
+from rallypoint.store.machine.system import client_ports
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from rallypoint.store.server.loops.backend import parse_switch
 

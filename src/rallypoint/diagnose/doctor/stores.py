@@ -29,7 +29,7 @@ from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_loopback, is_this_machine
-from rallypoint.store.machine.ports import client_ports, holder_has, holder_of
+from rallypoint.store.machine.system import client_ports, holder_has, holder_of
 from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.server.loops.backend import LOOP_PACKAGE
 from rallypoint.store.server.process.binding import try_port

@@ -33,7 +33,7 @@ from rallypoint.errors import RallypointError
 from rallypoint.exits import exit_text
 from rallypoint.launch import environment
 from rallypoint.pytorch import asking
-from rallypoint.store.machine.ports import free_port
+from rallypoint.store.machine.system import free_port
 
 SCRIPT: Final = Path(asking.__file__).with_name("training.py")
 

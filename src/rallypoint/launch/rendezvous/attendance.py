@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final
@@ -156,13 +157,12 @@ class RollCall:
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            with TCPStore(*self._place, timeout=_ANSWER_SECONDS, role=Role.AGENT) as store:
-                expected = self._prepare(store, self._stopped)
-                if expected:
-                    self._report(store, expected)
-        except RallypointError:
-            pass  # the round's store has gone: others report that
+        with (
+            suppress(RallypointError),  # the round's store has gone: others report that
+            TCPStore(*self._place, timeout=_ANSWER_SECONDS, role=Role.AGENT) as store,
+        ):
+            if expected := self._prepare(store, self._stopped):
+                self._report(store, expected)
 
     def _report(self, store: TCPStore, expected: int) -> None:
         attention = AskingSchedule(time.monotonic())
@@ -182,13 +182,10 @@ class RollCall:
     def _name(self, attention: AskingSchedule) -> bool:
         """Report the missing ranks, as far as they can be known; True if there are none."""
         began = time.monotonic()
-        report = None
-        try:
-            view = self._view
+        report, view = None, self._view
+        with suppress(RallypointError):  # the server has not answered, this time
             roll = judge(look(*view.place, Question(), Deadline(_ANSWER_SECONDS), view.name))
             report = named(roll, attention.count)
-        except RallypointError:
-            pass  # the server has not answered, this time
         attention.note_asked(began, time.monotonic())
         if report is not None:
             self._report_progress(report)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rallypoint.client.base import PrefixStore, Store
-from rallypoint.errors import JoinTimeoutError, RallypointError
+from rallypoint.errors import JoinTimeoutError, RallypointError, UsageError
 from rallypoint.launch.options import RendezvousSettings
 from rallypoint.launch.rendezvous.digest import (
     Assignment,
@@ -37,6 +37,7 @@ from rallypoint.launch.rendezvous.roster import (
     Sick,
     Size,
     closed_error,
+    different_settings,
 )
 from rallypoint.launch.rendezvous.waiting import Waiting
 from rallypoint.store.rollcall.plan import JobRound
@@ -100,6 +101,7 @@ class Participant:
         self._find_jobs = find_jobs
         self._on_end = on_end
         self._rivals = ""  # other jobs at the endpoint, in words, as they were last seen
+        self._misled: UsageError | None = None  # the endpoint is not where machines meet
         self.prefix = f"rallypoint/meeting/{run_id}"
         """That of all keys of the meeting."""
         self._register = Register(PrefixStore(self.prefix, store), member.id, size)
@@ -207,13 +209,8 @@ class Participant:
             digest = self._read_digest()
             seen = self._clock() if digest.everybody else seen
 
-    def reopen(self) -> None:
-        """Let another job with the same id meet here, if this one has ended and all have left."""
-        if self._others_left().closed:
-            self._register.change(lambda roster: roster.reopen())
-
     def open_again(self) -> None:
-        """Let this job meet where one with the same id has ended, also if that could not `reopen` at its end.
+        """Let this job meet where one with the same id has ended.
 
         Its machines may have been killed before they left. They count as lost if they are silent for as long
         as any other may be. MeetingClosedError if one of them lives.
@@ -246,16 +243,13 @@ class Participant:
         """Wait until all others have left; False if that took longer than `conf.close_timeout`."""
         end = self._clock() + self.conf.close_timeout
         while True:
-            digest = self._others_left()
+            # So many requests may be pending that all others have left.
+            digest = self._register.sweep(max(1, self._register.digest().everybody - 1))
             if digest.everybody == 0 or (digest.everybody == 1 and digest.scribe == self.member.id):
                 return True
             if self._clock() >= end:
                 return False
             time.sleep(min(_PARTING_SECONDS, end - self._clock()))
-
-    def _others_left(self) -> Digest:
-        """The digest, up to date if so many requests are not taken in that all others may have left."""
-        return self._register.sweep(max(1, self._register.digest().everybody - 1))
 
     def beat(self) -> None:
         """Send a heartbeat, and check those of others; to be called every `keep_alive_interval` seconds."""
@@ -362,6 +356,9 @@ class Participant:
         return None
 
     def _check_patience(self, digest: Digest, patience: _Patience) -> None:
+        if self._misled is not None:
+            self.leave()
+            raise self._misled
         if digest.present >= self.size.least:
             if digest.scribe == self.member.id and patience.since_change >= self.conf.last_call_timeout:
                 self._register.change(
@@ -383,13 +380,13 @@ class Participant:
             return f"waiting for {counted(count, 'machine')} to end the last attempt"
         if is_complete:
             return f"the job runs on {counted(count, 'machine')}; this machine waits for a place"
-        names = rivals = ""
+        names = others = ""
         if digest.everybody <= _NAMES_TOLD or digest.scribe == self.member.id:
-            present = [shown(each.host) for each in self.roster.present]
+            roster = self.roster
+            present = [shown(each.host) for each in roster.present]
             count, rest = len(present), "" if len(present) <= _NAMES_TOLD else ", ..."
             names = f" (connected: {', '.join(present[:_NAMES_TOLD]) or 'none yet'}{rest})"
-            rivals = self._name_rivals()
-            self._rivals = rivals or self._rivals
+            others = _refused_before(roster) + self._name_rivals()
         if count < self.size.least:
             missing = f"{self.size.least - count} of {self.size.least} machines"
             left = patience.left(self.conf.join_timeout)
@@ -397,7 +394,7 @@ class Participant:
             missing = f"up to {counted(self.size.most - count, 'more machine')}"
             left = self.conf.last_call_timeout - patience.since_change
         where = f"{self._endpoint}{names}"
-        return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{rivals}"
+        return f"waiting for {missing} at {where}, {max(left, 0.0):.0f} s left{others}"
 
     def _name_rivals(self) -> str:
         """That other jobs use the endpoint whose machines may be meant for this one."""
@@ -405,12 +402,20 @@ class Participant:
             jobs = self._find_jobs()
         except RallypointError:  # it is torch's own store, which has no answer to this
             return ""
-        return "".join(
+        others = [each for each in jobs if each.job != self._run_id and each.joined and not each.closed]
+        rivals = "".join(
             f"; another job is using this endpoint: ID {shown(each.job)} ({len(each.joined)} of "
             f"{each.expected} machines); this job's ID is {shown(self._run_id)}"
-            for each in jobs
-            if each.job != self._run_id and each.joined and not each.closed
+            for each in others
+            if each.job
         )
+        self._rivals = rivals or self._rivals
+        # A job of one machine meets nowhere: the endpoint is where it has its ranks' store.
+        alone = next((each for each in others if not each.job), None)
+        if alone is not None:
+            here, theirs = str(self.size), str(alone.expected)
+            self._misled = different_settings(self.member, "--nnodes", here, shown(alone.joined[0]), theirs)
+        return rivals
 
     def _missing(self, roster: Roster) -> JoinTimeoutError:
         asked = {each.rank for each in roster.present}
@@ -424,7 +429,7 @@ class Participant:
         seconds = self.conf.join_timeout
         return JoinTimeoutError(
             f"{len(roster.present)} of {self.size.least} machines connected within {seconds:g} s: "
-            f"{_list(roster.present)}{named}{lost}{rivals}{self._rivals}",
+            f"{_list(roster.present)}{named}{lost}{rivals}{_refused_before(roster)}{self._rivals}",
             hint="look at the launcher's log on the machines that did not connect: same endpoint, same id, "
             "same --nnodes, same secret if there is one, and the endpoint's port reachable from there?",
         )
@@ -489,6 +494,15 @@ class Heartbeat:
                     logger.warning("the meeting place does not answer: %s", error.message)
             if self._stopped.wait(self._participant.conf.keep_alive_interval):
                 return
+
+
+def _refused_before(roster: Roster) -> str:
+    """Why machines have gone that had come before the first round: nothing else is told before it."""
+    return (
+        ""
+        if roster.has_run or not roster.told
+        else f"; before that, {shown(roster.told[-1], LONGEST_SENTENCE)}"
+    )
 
 
 def _list(members: Sequence[Member]) -> str:

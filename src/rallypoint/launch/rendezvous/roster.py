@@ -157,7 +157,7 @@ class Roster:
     gone: tuple[Member, ...] = ()
     """Members that earlier rounds have lost, the last few: to be named if they are missed."""
     told: tuple[str, ...] = ()
-    """What machines said of failures of their own, first come first."""
+    """What machines said of failures of their own, and why some were refused; first come first."""
     endings: tuple[Ending, ...] = ()
     """Why machines have left this round, the first failure first: a consequence is never before its cause,
     whatever the clocks show."""
@@ -240,8 +240,11 @@ class Roster:
         if ending is None or not self.complete:
             return self
         endings = sorted((*self.endings, ending), key=lambda each: (each.follows, each.time, each.text))
-        told = self.told if ending.follows else (*self.told, ending.text)[:_TOLD_KEPT]
-        return replace(self, endings=tuple(endings[:_ENDINGS_KEPT]), told=told)
+        told = self if ending.follows else self._with_told(ending.text)
+        return replace(told, endings=tuple(endings[:_ENDINGS_KEPT]))
+
+    def _with_told(self, text: str) -> Roster:
+        return replace(self, told=(*self.told, text)[:_TOLD_KEPT])
 
     def publish(self, store: str) -> Roster:
         """Say where the round's store listens."""
@@ -300,6 +303,16 @@ def closed_error(reason: str) -> MeetingClosedError:
     return MeetingClosedError(
         f"the job's meeting is closed: {shown(reason, LONGEST_SENTENCE)}",
         hint="a job that has ended does not come back: start it with another --rdzv-id",
+    )
+
+
+def different_settings(member: Member, name: str, value: str, other: object, theirs: str) -> UsageError:
+    """The error for machines that were not started with the same value of a setting."""
+    name = shown(name)
+    return UsageError(
+        f"machines were started with different settings: {member} has {name}={shown(value)}, and {other} has "
+        f"{name}={shown(theirs)}",
+        hint=f"start every machine with the same {name}",
     )
 
 
@@ -396,16 +409,16 @@ class _RosterEditor:
         different = [pair for pair in settings if theirs.get(*pair) != pair[1]]
         if here is None or not different:
             return None
-        name, value = (shown(each) for each in different[0])
-        return UsageError(
-            f"machines were started with different settings: {member} has {name}={value}, and {here} has "
-            f"{name}={shown(theirs[different[0][0]])}",
-            hint=f"start every machine with the same {name}",
-        )
+        name, value = different[0]
+        return different_settings(member, name, value, here, theirs[name])
 
     def _refuse_unfinished(self, error: UsageError) -> None:
-        """Refuse all machines of a job that has not run yet. One that runs is not ended by a newcomer."""
+        """Refuse all machines of a job that has not run yet. One that runs is not ended by a newcomer.
+
+        Those that come later are told why they may wait for nobody.
+        """
         if not (self._roster.complete or self._roster.has_run):
+            self._roster = self._roster._with_told(error.message)
             everybody = (*self._present.values(), *self._waiting.values())
             for each in everybody:
                 self.refused[each] = error

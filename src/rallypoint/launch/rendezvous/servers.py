@@ -31,12 +31,13 @@ from rallypoint.launch.blame import LostServer
 from rallypoint.launch.endpoint import Endpoint, Endpoints, RoundStore, StoreView
 from rallypoint.launch.rendezvous.waiting import Waiting, await_host, connecting_state
 from rallypoint.launch.reports import WITHOUT_STORE, lost_server
-from rallypoint.store.connect.connecting import Attempts
+from rallypoint.store.connect.connecting import Attempts, connect
+from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
 from rallypoint.store.rollcall.identity import Role
-from rallypoint.store.rollcall.plan import JobRound, meetings_of
+from rallypoint.store.rollcall.plan import JobRound, Plan, meetings_of
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import access_of_environment
 from rallypoint.store.server.guard.secret import job_secret
@@ -58,6 +59,7 @@ _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _FOR_RANKS: tuple[str, range] = ("127.0.0.1", ANY_PORT)  # where the relay of this machine's ranks listens
 _MANY_MACHINES = 256  # they have some thousand ranks; how many, nobody says before the store is there
+_GLANCE_SECONDS = 2.0  # for whoever may be at the endpoint of a job of one machine to answer
 _TENANT_SECONDS = 10.0  # to reach what holds the endpoint's port on this machine
 
 WITHOUT_MEETING_PLACE = "ranks go on; but if a rank or a machine fails, the job cannot start again, and ends"
@@ -132,11 +134,8 @@ class RendezvousPlace:
         return own_address(others[:1]) if others else ""
 
     def find_jobs(self) -> tuple[JobRound, ...]:
-        """The jobs that meet at this endpoint; none at a replicated store, where each meets apart."""
-        if self.is_replicated:
-            return ()
-        found = look(*self._places[0], Question(), Deadline(_ANSWER_SECONDS))
-        return meetings_of(None, found.rosters)
+        """The jobs that meet or have a store at this endpoint; none at a replicated one: each meets apart."""
+        return () if self.is_replicated else _jobs_at(self._places[0], _ANSWER_SECONDS)
 
     _prepared_kind = RELAY
     """What a round needs at once."""
@@ -144,10 +143,8 @@ class RendezvousPlace:
     def prepare_next(self) -> None:
         """Start the process of the relay or store that this machine needs next: then it is up at once."""
         if not self._prepared:
-            try:
+            with suppress(RallypointError, OSError):  # if that is still so when it is needed, it is reported
                 self._prepared.append(ServerProcess(self._prepared_kind))
-            except (RallypointError, OSError):
-                pass  # if that is still so when it is needed, it is reported
 
     def take_over(self, prepared: list[ServerProcess]) -> None:
         """Use processes that were prepared before this place was known."""
@@ -328,23 +325,39 @@ class RoundsHere(NamedTuple):
 
 
 def open_place(
-    endpoint: Endpoint,
+    places: Endpoints,
     machines: int,
     run_id: str,
     *,
-    hosts: bool | None,
-    local_address: str | None,
     seconds: float,
+    hosts: bool | None = None,
+    local_address: str | None = None,
     ports: range = ANY_PORT,
+    has_relays: bool = False,
 ) -> RendezvousPlace:
     """The meeting place at an endpoint: held here, or reached over the network within `seconds`.
 
+    Several places are those of a store that outlives its machine: ConnectError if it is at none of them.
     `hosts` says whether this machine holds it; None: if the endpoint means this machine. By
     `local_address` the others reach this machine; None: by the address with which it reaches the endpoint.
-    `ports` may be opened to other machines, besides the endpoint's own.
+    `ports` may be opened to other machines, besides the endpoint's own. `has_relays`: the ranks have a relay,
+    which logs when a store that moves is away.
     """
-    if machines == 1:
-        host = endpoint.host if is_this_machine(endpoint.host) else "localhost"
+    endpoint = places[0]
+    if machines > 1 and not endpoint.port:
+        raise UsageError(
+            "several machines need an endpoint to meet at",
+            hint="pass --rdzv-endpoint=HOST:PORT, the same on every machine",
+        )
+    if len(places) > 1:
+        return _open_replicated(places, run_id, local_address, seconds, ports, has_relays)
+    if machines == 1 and not _is_expected_at(endpoint, run_id):
+        is_here = is_this_machine(endpoint.host)
+        if not is_here:
+            logger.warning(
+                "rallypoint: --nnodes=1: this machine trains alone, and does not meet others at %s", endpoint
+            )
+        host = endpoint.host if is_here else "localhost"
         own = _OwnPlace(endpoint, HashStore(seconds), None, RoundsHere(run_id, host, has_names=False))
         own.take_over(_ahead)
         return own
@@ -362,6 +375,32 @@ def open_place(
     reachable = endpoint.host if server else local_address or own_address([endpoint])
     has_names = server is not None or knows_names(*place, seconds)
     return RendezvousPlace(endpoint, store, server, RoundsHere(run_id, reachable, ports, has_names))
+
+
+def _jobs_at(place: tuple[str, int], seconds: float) -> tuple[JobRound, ...]:
+    found = look(*place, Question(), Deadline(seconds))
+    return meetings_of(Plan.from_json(found.plan), found.rosters)
+
+
+def _is_expected_at(endpoint: Endpoint, run_id: str) -> bool:
+    """Whether a job of this id with several machines meets at an endpoint, which is not waited for.
+
+    A machine that was started as the only one meets it there all the same: all of them are told that their
+    settings differ.
+    """
+
+    def give_up(_: object) -> None:
+        raise ConnectError("nobody answers there at once")
+
+    if not endpoint.port:
+        return False
+    deadline = Deadline(_GLANCE_SECONDS)
+    try:
+        connect(*endpoint, deadline, who_am_i(Role.TOOL), to_look=True, after_try=give_up).close()
+        jobs = _jobs_at(endpoint, _GLANCE_SECONDS)
+    except RallypointError:
+        return False
+    return any(each.job == run_id and each.expected > 1 and not each.closed for each in jobs)
 
 
 def _hold(endpoint: Endpoint, seconds: float) -> HostedServer | None:
@@ -430,20 +469,9 @@ class ReplicatedPlace(RendezvousPlace):
         return "this machine's relay to the job's meeting place", self._server, WITHOUT_MEETING_PLACE
 
 
-def open_replicated(
-    places: Endpoints,
-    run_id: str,
-    *,
-    local_address: str | None,
-    seconds: float,
-    ports: range = ANY_PORT,
-    has_relays: bool = False,
+def _open_replicated(
+    places: Endpoints, run_id: str, local_address: str | None, seconds: float, ports: range, has_relays: bool
 ) -> ReplicatedPlace:
-    """The meeting place of a job on the store that is at one of these places; ConnectError if it is at none.
-
-    By `local_address` other machines reach this one; None: by the address with which it reaches the places.
-    `ports` may be opened to them. `has_relays`: the ranks have a relay, which logs when the store is away.
-    """
     from rallypoint.store.relay.reaching import find_upstream
 
     if run_id == _NO_ID:

@@ -10,8 +10,8 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rallypoint.client.look import look
@@ -22,11 +22,11 @@ from rallypoint.launch.blame import Exit, find_blame, read_summary
 from rallypoint.launch.command import Deliver, Ended, run_command
 from rallypoint.launch.endpoint import Endpoint, StoreView
 from rallypoint.launch.environment import name_relay
+from rallypoint.launch.job import Task
 from rallypoint.launch.rendezvous.attendance import RollCall
 from rallypoint.launch.rendezvous.servers import LIFESPAN, openness, workers_for
 from rallypoint.launch.reports import FIRST, Reports, report_exits
 from rallypoint.launch.stacks.watching import Say, watching
-from rallypoint.launch.tasks import Task
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine
 from rallypoint.store.relay.hosting import host_relay, host_store
@@ -216,12 +216,18 @@ def run_task(
     False; `say` if the job stands still.
     """
     # The group is left last: the first task waits there for everybody who uses the store.
-    with TaskGroup(task) as group, _roll_call(task), watching(folder, environ, say), ExitStack() as relay:
+    with TaskGroup(task) as group, watching(folder, environ, say), ExitStack() as held:
+        if task.rank == 0:  # it counts the ranks, for the line that says who has joined
+            call = RollCall(task.store, StoreView(task.store), lambda *_: task.world_size, has_launcher=True)
+            held.callback(call.stop)
 
         def may_start(seconds: float) -> bool:
             is_ready = group.is_ready(seconds)
             if is_ready and job_secret() is not None and not is_this_machine(task.store.host):
-                name_relay(environ, relay.enter_context(_relaying(task)), task.store)
+                # This rank cannot prove the job's secret.
+                relay = host_relay([task.store], backend=choose(), lifespan=LIFESPAN)
+                held.callback(relay.release)
+                name_relay(environ, Endpoint(*relay.address), task.store)
             return is_ready
 
         if task.rank == 0 and task.nnodes > 1 and (warning := openness(str(task.store), environ)):
@@ -244,29 +250,6 @@ def run_task(
         if ended.code and not ended.end_signal:
             _exchange_failures(group, task, ended, folder)
         return ended
-
-
-@contextmanager
-def _relaying(task: Task) -> Iterator[Endpoint]:
-    """A relay for this rank, which cannot prove the job's secret; where it is."""
-    relay = host_relay([task.store], backend=choose(), lifespan=LIFESPAN)
-    try:
-        yield Endpoint(*relay.address)
-    finally:
-        relay.release()
-
-
-@contextmanager
-def _roll_call(task: Task) -> Iterator[None]:
-    """The first task counts the ranks, for the line that says who has joined."""
-    if task.rank != 0:
-        yield
-        return
-    call = RollCall(task.store, StoreView(task.store), lambda *_: task.world_size, has_launcher=True)
-    try:
-        yield
-    finally:
-        call.stop()
 
 
 def _exchange_failures(group: TaskGroup, task: Task, ended: Ended, folder: Path) -> None:

@@ -212,7 +212,7 @@ class Attempts:
 
     def _out_of_files(self) -> str:
         """That a server of this machine may open no more files; empty if it may, or if it is not known."""
-        from rallypoint.store.machine.ports import out_of_files  # late: it asks the whole machine
+        from rallypoint.store.machine.system import out_of_files  # late: it asks the whole machine
 
         holder = out_of_files(self.port) if is_this_machine(self.host) else None
         then = "and takes no client before another one leaves: start it with a higher limit (ulimit -n)"

@@ -1,4 +1,4 @@
-"""Facts that the operating system tells: ports, names, interfaces, limits, packages.
+"""Facts that the operating system tells. Nothing here changes the system or judges it.
 
-Nothing here changes the system or judges it. A fact that is not told is None, and no reason to fail.
+A fact that it does not tell is None, and no reason to fail.
 """

@@ -1,6 +1,6 @@
-"""Hosts, addresses and ports: how they are written, which of them mean this machine, what sockets tell.
+"""Hosts, addresses and ports: how they are written, and which of them mean this machine.
 
-A host is a name or an address as people write it, IPv6 with brackets or without. An address is what the
+A host is a name or an address as people write it, IPv6 with or without brackets. An address is what the
 system has for one end of a socket.
 """
 
@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final
 
 Address = Any
-"""As `getsockname` gives it: a tuple of two or of four."""
+"""As `getsockname` returns it: a tuple of two or of four."""
 _ENDED: Final = (b"\x07", b"\x08")  # CLOSE and CLOSE_WAIT
 
 _EVERYWHERE: Final = ("", "*", "0.0.0.0", "::", "[::]")
@@ -31,7 +31,7 @@ _OF_WINDOWS: Final = {
 
 
 def plain_host(address: Address) -> str:
-    """The host, without its scope. IPv4 as it is, also on a socket of IPv6: the ends may differ in that."""
+    """The host without its scope; IPv4 in its own form, also on an IPv6 socket: the two ends may differ."""
     host: str = address[0]
     if ":" not in host:
         return host
@@ -50,8 +50,8 @@ def is_local(sock: socket.SocketType) -> bool:
 
 
 def has_left(sock: socket.SocketType) -> bool:
-    """Whether the peer has closed its end, behind what is not read yet, or has reset the connection."""
-    if sys.platform != "linux":  # what others call TCP_INFO looks different
+    """Whether the peer has closed its end, maybe after bytes that are not read yet, or has reset it."""
+    if sys.platform != "linux":  # elsewhere, TCP_INFO is something else
         return False
     try:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in _ENDED
@@ -60,7 +60,7 @@ def has_left(sock: socket.SocketType) -> bool:
 
 
 def reason_of(code: int) -> str:
-    """The system's words; on Windows those that other systems have for it."""
+    """The system's words for an error; on Windows those of other systems."""
     return _OF_WINDOWS.get(code) or os.strerror(code)
 
 
@@ -73,25 +73,25 @@ def format_address(host: str, port: int) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Host and port of what `format_address` has made; an empty host if there is no port."""
+    """The inverse of `format_address`; an empty host if there is no port."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), port
 
 
 def is_numeric(host: str) -> bool:
-    """Whether a host is an address, which is not looked up anywhere."""
+    """Whether a host is an address, which needs no look-up."""
     return bool(_canonical(host))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host leads every machine to itself."""
+    """Whether a host means loopback."""
     if host.lower() == "localhost":
         return True
     return _is_loopback_address(plain_host((_canonical(host),)))
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether a host is no name of a machine, but means every interface of this one."""
+    """Whether a host means every interface of this machine."""
     return host in _EVERYWHERE
 
 
@@ -117,7 +117,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def look_up(host: str, port: int | None = None) -> list[tuple[int, Any]]:
-    """The sockets' families and addresses of a host. OSError if it has none; a name may take its time."""
+    """Socket families and addresses of a host. OSError if it has none; resolving a name may take seconds."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
@@ -126,7 +126,7 @@ def look_up(host: str, port: int | None = None) -> list[tuple[int, Any]]:
 
 
 def addresses_of(host: str) -> list[str]:
-    """The addresses of a host, each once, with the scope that it may have; none if it does not resolve."""
+    """The addresses of a host, each once, with its scope; none if it does not resolve."""
     try:
         return list(dict.fromkeys(str(address[0]) for _, address in look_up(host)))
     except OSError:
@@ -134,7 +134,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def _canonical(host: str) -> str:
-    """The address that a host is, without its scope, as the system writes it; empty for a name."""
+    """A numeric host as the system writes it, without its scope; empty for a name."""
     bare = host.strip("[]")
     for family, text in ((socket.AF_INET, bare), (socket.AF_INET6, bare.partition("%")[0])):
         try:

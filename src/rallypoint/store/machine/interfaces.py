@@ -1,6 +1,6 @@
-"""The network interfaces of this machine, and which of them gloo and NCCL would take by themselves.
+"""The network interfaces of this machine, and those that gloo and NCCL choose by themselves.
 
-Also how long the system takes to find a name for an address: torch's own server asks on each accept.
+Also how long reverse look-ups take: torch's own server makes one on each accept.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _VIRTUAL: Final = (
     *("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "podman", "lxcbr", "lxdbr", "kube-"),
     *("dummy", "tun", "tap", "wg", "tailscale", "zt", "utun", "vEthernet", "ifb", "awdl", "llw"),
 )
-"""How the names of interfaces begin that most likely lead to containers of this machine."""
+"""Prefixes of interfaces that most likely lead to containers of this machine."""
 _LINK_LOCAL: Final = ("fe80", "169.254.")
 _NOT_NCCLS: Final = ("lo", "docker")
-"""How the names of interfaces begin that NCCL takes only if there is no other."""
+"""Prefixes of interfaces that NCCL takes only if there is no other."""
 
 LOCAL_CLIENT: Final = "::ffff:127.0.0.1"
-"""The address under which torch's own socket, which is one for both families, sees a local client."""
+"""A local client's address, as torch's dual-stack socket sees it."""
 
 _LOOKUPS: Final = 64
 _STALL_S: Final = 1.0
@@ -39,7 +39,7 @@ class Interface:
     name: str
     is_up: bool
     addresses: tuple[str, ...]
-    """IPv4 first; without link-local ones, which lead nowhere else."""
+    """IPv4 first; without link-local ones."""
 
     @property
     def is_virtual(self) -> bool:
@@ -53,7 +53,7 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """All interfaces, as the system lists them. OSError if it does not let us look."""
+    """All interfaces, in the system's order. OSError if it does not list them."""
     import psutil  # late: few commands need it
 
     try:
@@ -77,10 +77,7 @@ def _addresses(entries: Sequence[object]) -> tuple[str, ...]:
 
 
 def address_of_gloo() -> str:
-    """The address at which gloo listens if it is not told an interface: that of the host name.
-
-    If the name does not resolve to an address of this machine, gloo takes loopback.
-    """
+    """Where gloo listens without a configured interface: at the host name's address, else at loopback."""
     return next(filter(is_own_address, addresses_of(socket.gethostname())), "127.0.0.1")
 
 
@@ -89,8 +86,8 @@ def interfaces_to_name(
 ) -> dict[str, str]:
     """The variables that gloo and NCCL need, if other machines reach this one at `address`; mostly none.
 
-    `gloo` is where gloo would listen by itself. NCCL is told an interface only where it would take a bridge
-    to containers or virtual machines: of several real ones, its own choice may be the faster one.
+    `gloo` is where gloo listens by itself. NCCL gets an interface only where it would choose a bridge to
+    containers or virtual machines: among several real ones, its own choice may be the faster one.
     """
     ours = next((each for each in found if address in each.addresses), None)
     if ours is None or is_loopback(address):
@@ -104,22 +101,21 @@ def interfaces_to_name(
 
 
 def _choice_of_nccl(found: Sequence[Interface]) -> Interface:
-    """The first that is up and has an address: of InfiniBand, if there is one; not of Docker, and not
-    loopback, if there is another."""
+    """The first that is up and has an address: InfiniBand first, loopback and Docker last."""
     usable = [each for each in found if each.is_up and each.addresses]
     return min(usable, key=lambda each: (not each.name.startswith("ib"), each.name.startswith(_NOT_NCCLS)))
 
 
 @dataclass(frozen=True)
 class LookUps:
-    """How long reverse look-ups took."""
+    """The duration of reverse look-ups."""
 
     count: int
     seconds: float
 
     @property
     def stall(self) -> bool:
-        """Whether one of them had no answer in time: resolvers lose some, or answer none."""
+        """Whether one had no answer in time: resolvers lose some, or answer none."""
         return self.seconds > _STALL_S
 
     def __str__(self) -> str:
@@ -127,13 +123,13 @@ class LookUps:
 
 
 def time_look_ups(answered: Callable[[float], object] = lambda _: None) -> LookUps:
-    """Some reverse look-ups of a local client's address, until one stalls; `answered` hears of each."""
+    """Time reverse look-ups of a local client's address, until one stalls; call `answered` after each."""
     begun, count, taken = time.monotonic(), 0, 0.0
     while count < _LOOKUPS and taken <= _STALL_S:
         try:
             socket.getnameinfo((LOCAL_CLIENT, 9, 0, 0), 0)
         except OSError:
-            pass  # no name is an answer: what counts is when
+            pass  # no name is an answer as well
         count, taken = count + 1, time.monotonic() - begun
         answered(taken)
     return LookUps(count, taken)

@@ -1,9 +1,9 @@
 """Children that end when their parent does, however it ends.
 
-A parent that is killed cannot end its children. Where a child runs code of ours, it waits for the end of a
-pipe of which the parent holds the other end (`lifeline`, `on_parent_end`): the kernel closes it. Of any other
-program, Linux sends a signal to the child (`signal_with_parent`), and Windows ends a job object with all
-processes in it (`children_end_with_us`).
+A parent that is killed cannot end its children. A child that runs our code reads a pipe of which the parent
+holds the other end, which the kernel closes (`lifeline`, `on_parent_end`). For other programs, Linux signals
+the child (`signal_with_parent`), and Windows ends a job object with all of its processes
+(`children_end_with_us`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG: Final = 1  # of Linux's prctl
 
 @contextmanager
 def lifeline(text: str) -> Iterator[int]:
-    """A descriptor for a child: a pipe with a line of text, which ends when this process does."""
+    """The descriptor of a pipe for a child: it has a line of text, and ends with this process."""
     theirs, ours = os.pipe()
     os.write(ours, f"{text}\n".encode(errors="replace"))
     try:
@@ -38,7 +38,7 @@ def lifeline(text: str) -> Iterator[int]:
 
 
 def on_parent_end(pipe: int, act: Callable[[], object]) -> str:
-    """In the child: the line of text. `act` is called, in a thread, when the parent has ended."""
+    """In the child: call `act`, in a thread, when the parent has ended. Returns the line of text."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
         line += byte
@@ -53,7 +53,7 @@ def on_parent_end(pipe: int, act: Callable[[], object]) -> str:
 
 
 def signal_with_parent(number: int = signal.SIGTERM) -> Callable[[], None] | None:
-    """A `preexec_fn` for a child that is to be sent a signal when this process ends; None except on Linux."""
+    """A `preexec_fn` that has the child get a signal when this process ends; None except on Linux."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()  # before the fork: nothing may be loaded after it
@@ -76,11 +76,11 @@ _KILL_ON_JOB_CLOSE: Final = 0x2000
 
 @contextmanager
 def children_end_with_us() -> Iterator[None]:
-    """If this process is ended inside the block, so is all that it has started there, and what that started.
+    """If this process ends inside the block, so do all processes that it has started there, and theirs.
 
-    After an orderly end of the block, what still runs goes on. After an exception it does not, so that
-    nothing outlives a launcher that fails. Does nothing except on Windows; nor where Windows refuses it,
-    which before Windows 8 it does for a process in another job.
+    After an orderly end of the block, they go on. After an exception they do not, so that nothing outlives a
+    launcher that fails. Does nothing except on Windows; nor where Windows refuses it, as before Windows 8 for
+    a process in another job.
     """
     if sys.platform != "win32":
         yield
@@ -89,12 +89,8 @@ def children_end_with_us() -> Iterator[None]:
     kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
     kernel.CreateJobObjectW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p)
     kernel.AssignProcessToJobObject.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    kernel.SetInformationJobObject.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-    )
+    pointer = ctypes.c_void_p
+    kernel.SetInformationJobObject.argtypes = (pointer, ctypes.c_int, pointer, ctypes.c_uint32)
 
     def end_all_on_close(flags: int) -> bool:
         limits = (ctypes.c_uint64 * (_LIMITS_BYTES // 8))()
@@ -104,8 +100,8 @@ def children_end_with_us() -> Iterator[None]:
         )
 
     job = kernel.CreateJobObjectW(None, None)
-    # This process is in the job as well, so a child is in it from its first moment, and so are its own. The
-    # only handle is this process's, and the system closes it, however this process ends.
+    # This process is in the job as well, so its children are from their first moment, and theirs. It has the
+    # only handle, which the system closes however this process ends.
     held = job and end_all_on_close(_KILL_ON_JOB_CLOSE)
     if not held or not kernel.AssignProcessToJobObject(job, kernel.GetCurrentProcess()):
         logger.debug("no job object: error %d", ctypes.get_last_error())

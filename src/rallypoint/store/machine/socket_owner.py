@@ -1,20 +1,19 @@
 """The user at the other end of a connection within this machine, as the Linux kernel tells it.
 
-The kernel is asked over a netlink socket (NETLINK_SOCK_DIAG) for one TCP socket by its four addresses: those
-of our own, with the ends exchanged. That needs no privilege, and the answer is there when the question has
-been sent. A server keeps the netlink socket; where it is compiled, it asks about clients that come together
-in one message, which takes half of the time. A client opens a netlink socket for each connect, and asks
-twice.
+The question is asked over a netlink socket (NETLINK_SOCK_DIAG): which user has the TCP socket with these
+ends, those of our own exchanged? That needs no privilege, and the answer is there when the question has been
+sent. A server keeps its netlink socket; where it is compiled, it asks about simultaneous clients in one
+message, which takes half of the time. A client opens a netlink socket for each connect, and asks twice.
 
-What the kernel says, as tried out on Linux 6.18 and read in the sources of older ones:
+What the kernel answers, as tried out on Linux 6.18 and read in the sources of older ones:
 
-- a socket that a process holds has the user who has made it, or accepted it, and an inode;
-- one without an inode is not accepted yet, or closed. Before Linux 6.17 it has user 0, and from there on the
-  user of its listener or of its last holder. So user 0 without an inode is not believed to be root;
-- a socket that is reset is not in the table any more, though what it has sent can still be read. One that is
-  bound to an interface is not found without its name;
+- a socket that a process holds has an inode, and the user who has made or accepted it;
+- a socket without an inode is not accepted yet, or closed. Before Linux 6.17 it has user 0, from there on the
+  user of its listener or of its last holder. So user 0 without an inode is not taken for root;
+- a reset socket is not in the table any more, though what it has sent can still be read. One that is bound to
+  an interface is not found without the interface's name;
 - where no established socket fits, the answer is one that listens on the port;
-- a user whom our user namespace has no number for is the overflow user (65534).
+- a user without a number in our user namespace is the overflow user (65534).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from functools import cache, lru_cache
 from socket import htons
 from typing import Final
 
-from rallypoint.store.access import NoUser, Owner
 from rallypoint.store.machine.addresses import Address, is_within_machine, plain_host
 
 try:
@@ -46,37 +45,57 @@ _LISTEN: Final = 10
 _ALL_STATES: Final = 0xFFFFFFFF
 _NO_COOKIE: Final = 0xFFFFFFFF
 _LAST_NUMBER: Final = 0xFFFFFFFF
-"""Behind it, questions are numbered from 0 again."""
+"""After it, questions are numbered from 0 again."""
 _TCP: Final = int(socket.IPPROTO_TCP)
 
 _HEAD: Final = struct.Struct("=4xH2xI4x")
-"""Of each answer: type and number; its length, its flags and the port between them are of no interest."""
+"""The type and the number of an answer; without length, flags and port."""
 _QUESTION: Final = struct.Struct("=IHHI4xBBxxIHH16s16sIII")
-"""Length, type, flags and number; family, protocol and states; the ports and addresses of both ends, in the
-order of the network; interface and cookie."""
+"""Length, type, flags and number; family, protocol and states; the ports and addresses of both ends, in
+network order; interface and cookie."""
 _QUESTION_BYTES: Final = _QUESTION.size
 _pack_question = _QUESTION.pack
 _ANSWER: Final = struct.Struct("=xB62xII")
-"""State, user and inode; the addresses and counts between them are of no interest."""
+"""State, user and inode; without the addresses and counts between them."""
 _STATUS: Final = struct.Struct("=i")
 _READ_BYTES: Final = 448
-"""More than what is looked at of an answer, and little enough for the interpreter's own memory."""
+"""More than we use of an answer, and little enough for the interpreter's own allocator."""
 _AT_ONCE: Final = 32
-"""So many questions `users_at_other_ends` takes: the answers fit into any usual netlink socket."""
+"""The most questions for `users_at_other_ends`: the answers fit into any usual netlink socket."""
 
 _HOSTS_KEPT: Final = 1_024
 
 _TOO_MANY_FILES: Final = (errno.EMFILE, errno.ENFILE)
 
 _Row = tuple[int, int, int]
-"""What the kernel says of a socket: its state, its user, and its inode."""
+"""A socket's state, user and inode."""
+
+
+class NoUser(Enum):
+    """Why the system names no user for the other end of a connection."""
+
+    UNTOLD = "the system does not tell"
+    """Not on this system, not in this container, or a user without a number in this container."""
+
+    GONE = "the socket at the other end is closed, or hidden"
+    """The connection is within this machine, but its other end is not found, or has no owner any more.
+
+    An attacker can cause that: by closing right after its requests, which can still be read, or by binding
+    its socket to an interface. So this must not count as UNTOLD.
+    """
+
+    ELSEWHERE = "it is another machine"
+
+
+Owner = int | NoUser
+"""The number of the user at the other end of a connection, or why there is none."""
 
 
 class SocketTable:
     """The kernel's table of TCP sockets. For one thread, and not for use in a fork."""
 
     def __init__(self) -> None:
-        """OSError if too many files are open. Every other reason not to be told is `NoUser.UNTOLD`."""
+        """OSError if too many files are open. Any other failure shows as `NoUser.UNTOLD`."""
         self._netlink = _open_netlink()
         self._number = 0
         self._answers = False  # whether it has answered once
@@ -98,12 +117,12 @@ class SocketTable:
         return self._netlink is not None
 
     def owner_of(self, local: Address, remote: Address) -> Owner:
-        """The user of the socket with these ends: what is local to that socket is remote to ours."""
+        """The user of the socket with these ends; what is local to that socket is remote to ours."""
         return _owner_at(self._find(local, remote), local, remote)
 
     def clients_of(self, arrivals: Sequence[tuple[socket.SocketType, Address]]) -> list[Owner]:
-        """The users of clients that have just been accepted, each from an address."""
-        # On Linux, where the table is, a socket that was reset keeps its own address.
+        """The users of clients that have just been accepted, each with its address."""
+        # On Linux, a socket that was reset keeps its own address.
         if users_at_other_ends is None or self._netlink is None:
             return [self.owner_of(address, sock.getsockname()) for sock, address in arrivals]
         owners: list[Owner] = []
@@ -124,10 +143,9 @@ class SocketTable:
         return owners
 
     def server_of(self, sock: socket.SocketType) -> Owner:
-        """The user at the other end of a connected socket, also if it has not been accepted yet.
+        """The user at the other end of a connected socket; of the listener, if it has not been accepted yet.
 
-        Then it is the user of the socket that listens there. Ask again when an answer has come: what answers
-        has accepted. OSError if the connection is reset.
+        So ask again when an answer has come. OSError if the connection is reset.
         """
         server = sock.getpeername()
         owner = self.owner_of(server, sock.getsockname())
@@ -142,7 +160,7 @@ class SocketTable:
         return _owner(row) if row[0] == _LISTEN else NoUser.GONE
 
     def _find(self, local: Address, remote: Address) -> _Row | NoUser:
-        """What the kernel says of a socket. That may be an error, or shorter than any answer."""
+        """What the kernel says of a socket."""
         if self._netlink is None:
             return NoUser.UNTOLD
         try:
@@ -160,14 +178,14 @@ class SocketTable:
 
     @property
     def can_tell(self) -> bool:
-        """Whether the system tells at all."""
+        """Whether the system tells users at all."""
         try:
             return self.is_open and self._is_there()
         except (OSError, struct.error):
             return False
 
     def _is_there(self) -> bool:
-        """Whether this kernel has the table: it says ENOENT as well if it does not."""
+        """Whether this kernel has the table. Without it, it answers ENOENT as well."""
         if not self._answers:
             head = _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, self._number + 1 & _LAST_NUMBER
             nothing = _pack_question(*head, socket.AF_INET, _TCP, 0, 0, 0, b"", b"", 0, 0, 0)
@@ -176,16 +194,13 @@ class SocketTable:
         return self._answers
 
     def _ask(self, question: bytes) -> bytes:
-        """The first message that answers a question, which has the next number.
-
-        BlockingIOError if there is none.
-        """
+        """Send a question, which has the next number; return its answer. BlockingIOError if there is none."""
         assert self._netlink is not None
         self._number = self._number + 1 & _LAST_NUMBER
         self._netlink.send(question)
         while True:
             answer = self._netlink.recv(_READ_BYTES)
-            if _HEAD.unpack_from(answer)[1] == self._number:  # or it answers one that was given up
+            if _HEAD.unpack_from(answer)[1] == self._number:  # else it answers one that was given up
                 return answer
 
 
@@ -205,22 +220,9 @@ def _question(number: int, local: Address, remote: Address) -> bytes:
     family, here = _packed(local[0])
     _, there = _packed(remote[0])
     interface = local[3] if len(local) > 3 else 0  # of a link-local address
-    return _pack_question(
-        _QUESTION_BYTES,
-        _SOCK_DIAG_BY_FAMILY,
-        _REQUEST,
-        number,
-        family,
-        _TCP,
-        _ALL_STATES,
-        htons(local[1]),
-        htons(remote[1]),
-        here,
-        there,
-        interface,
-        _NO_COOKIE,
-        _NO_COOKIE,
-    )
+    head = _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST, number, family, _TCP, _ALL_STATES
+    ends = htons(local[1]), htons(remote[1]), here, there
+    return _pack_question(*head, *ends, interface, _NO_COOKIE, _NO_COOKIE)
 
 
 @lru_cache(_HOSTS_KEPT)
@@ -253,7 +255,7 @@ def _owner(row: _Row) -> Owner:
 
 @cache
 def _overflow_user() -> int | None:
-    """The number that stands for users without one; None if all users have one here."""
+    """The number of all users without one; None if every user has one here."""
     try:
         with open("/proc/self/uid_map", encoding="utf-8") as file:
             if file.read().split() == ["0", "0", "4294967295"]:

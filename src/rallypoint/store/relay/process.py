@@ -20,7 +20,6 @@ from rallypoint.store.core.sessions import NoCarrier
 from rallypoint.store.relay.outgoing import Outgoing
 from rallypoint.store.relay.reaching import Place, StoreAddress, find_upstream
 from rallypoint.store.relay.relay import Relay
-from rallypoint.store.server.loops.backend import load_loop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.server.process.child import run
@@ -134,7 +133,6 @@ def make_relay(
 
 def main() -> None:
     """Be a relay."""
-    load_loop()  # its order may come much later, and is in a hurry then
     run(_build)
 
 

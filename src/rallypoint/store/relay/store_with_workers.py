@@ -21,9 +21,10 @@ from typing import Final
 
 from rallypoint.errors import LimitError, ServerStartError, UsageError
 from rallypoint.store.core.store import Connection, Core
-from rallypoint.store.machine.resources import usable_cores
+from rallypoint.store.machine.system import usable_cores
 from rallypoint.store.relay.outgoing import Control, Message
 from rallypoint.store.rollcall.identity import WORKER
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.loops.backend import Choice
 from rallypoint.store.server.loops.link import Link
 from rallypoint.store.server.loops.loop import Callback, Loop
@@ -39,7 +40,6 @@ from rallypoint.store.server.process.hosting import (
     whole_order,
 )
 from rallypoint.store.server.process.line import ANSWER_MARK, Order
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.text import counted
 
 logger = logging.getLogger("rallypoint.server")
@@ -199,7 +199,7 @@ class Head(Pump[Connection]):
             sock.close()
             return
         link = self._links[client] = Link(self, sock, client)
-        self._watch(link)
+        self.watch(link)
 
     def _tick(self) -> None:
         super()._tick()

@@ -1,1 +1,1 @@
-"""The server: `loops/` moves bytes, `process/` starts it, `reporting/` tells of it."""
+"""The server: `loops/` moves bytes, `guard/` says who may connect, `process/` starts it, `events` reports."""

@@ -1,1 +1,1 @@
-"""Who may come in: the job's secret, and TLS with a proof of it. What is said then is not its matter."""
+"""Who may connect: users of this machine, and whoever proves the job's secret under TLS."""

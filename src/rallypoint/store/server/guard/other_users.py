@@ -1,7 +1,11 @@
-"""Keeps other users of this machine away, on both sides of a connection: `access` says whom, and why.
+"""Keeps other users of this machine away, on both sides of a connection.
 
-A server asks at each accept. A client asks twice. Before it sends anything, the server may not have accepted
-it yet, and the user is the one who listens. When the server has answered, the user is the one who answers.
+Everybody with an account on a machine can connect to its loopback, and can listen there. A store server obeys
+its clients, and a job obeys its store. So both check the user at the other end, as the system tells it,
+before a request is carried out or sent.
+
+A server checks at each accept. A client checks twice: before it sends anything, when the server may not have
+accepted it yet and the user is the one who listens; and when the server has answered.
 """
 
 from __future__ import annotations
@@ -10,29 +14,54 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Final
 
 from rallypoint.errors import AccessError, ConnectionLostError, UsageError
-from rallypoint.store.access import INSECURE_VARIABLE, ROOT, USERS_VARIABLE, Access, NoUser, Owner
 from rallypoint.store.machine.addresses import Address, has_left, is_local
-from rallypoint.store.machine.socket_owner import SocketTable
+from rallypoint.store.machine.socket_owner import NoUser, Owner, SocketTable
 from rallypoint.store.server.loops.backend import parse_switch
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.requests import Nature, Scanner
 
+USERS_VARIABLE: Final = "RALLYPOINT_ALLOW_USER"
+"""Names or numbers of users, separated by commas. Every process of a job gets it."""
+
+INSECURE_VARIABLE: Final = "RALLYPOINT_INSECURE"
+"""A switch. Every process of a job gets it."""
+
+ROOT: Final = 0
+
 _GREETINGS: Final = Scanner(Limits(), frozenset((Op.VALIDATE, Op.ENTER, Op.PING)))
 _GREETING_BYTES: Final = 2_048
-"""More than a greeting has."""
+"""More than any greeting has."""
 _USER_FILE: Final = "/etc/passwd"
 
 
+@dataclass(frozen=True)
+class Access:
+    """The users whom this process lets in and connects to."""
+
+    users: frozenset[int]
+    """This process's own user, root, and those that were named."""
+
+    insecure: bool = False
+    """Whether users are not checked."""
+
+    def refuses(self, owner: Owner) -> bool:
+        """Whether the process at the other end may not be served or asked."""
+        if owner in self.users or self.insecure:  # first, as looking up a member of an enum takes longer
+            return False
+        return owner is not NoUser.UNTOLD and owner is not NoUser.ELSEWHERE
+
+
 def access_of_environment(environ: Mapping[str, str] = os.environ) -> Access:
-    """Who is trusted, as RALLYPOINT_ALLOW_USER and RALLYPOINT_INSECURE say; UsageError for a wrong value."""
+    """As RALLYPOINT_ALLOW_USER and RALLYPOINT_INSECURE say; UsageError for a wrong value."""
     switch = environ.get(INSECURE_VARIABLE, "")
     insecure = bool(switch) and parse_switch(switch, f"the variable {INSECURE_VARIABLE}")
-    if sys.platform == "win32":  # users have no numbers there, and sockets tell none
+    if sys.platform == "win32":  # where users have no numbers, and sockets tell none
         return Access(frozenset(), insecure)
     named = [each.strip() for each in environ.get(USERS_VARIABLE, "").split(",")]
     return Access(frozenset((os.geteuid(), ROOT, *map(_number_of, filter(None, named)))), insecure)
@@ -53,12 +82,12 @@ def _number_of(user: str) -> int:
 
 
 def goes_plain(sock: socket.SocketType) -> bool:
-    """Whether a client with a secret connects without TLS: within this machine, if users are looked at."""
+    """Whether a client with a secret connects without TLS: within this machine, if users are checked."""
     return is_local(sock) and looks_at_users()
 
 
 def looks_at_users() -> bool:
-    """Whether this process can and does look at the user at the other end of a connection."""
+    """Whether this process can and does check the user at the other end of a connection."""
     return not access_of_environment().insecure and _system_tells()
 
 
@@ -69,22 +98,22 @@ def _system_tells() -> bool:
 
 
 class ClientGuard:
-    """Looks at the clients of one server; in one thread."""
+    """Checks the clients of one server; in one thread."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._table = SocketTable()
 
     def owners(self, arrivals: Sequence[tuple[socket.SocketType, Address]]) -> list[Owner]:
-        """The users of clients that have just been accepted, each from an address: `check` them."""
+        """The users of clients that have just been accepted, each with its address: `check` them."""
         if self._access.insecure or not self._table.is_open:
             return [NoUser.UNTOLD] * len(arrivals)
         return self._table.clients_of(arrivals)
 
     def check(self, sock: socket.SocketType, owner: Owner) -> None:
-        """AccessError if a client of this user may not come in: close it.
+        """AccessError if a client of this user may not connect: close it then.
 
-        A caller that has other means to know its clients needs them where this is NoUser.UNTOLD.
+        NoUser.UNTOLD passes: the caller needs other means to know these clients.
         """
         if not self._access.refuses(owner) or (owner is NoUser.GONE and _has_left_without_asking(sock)):
             return
@@ -113,7 +142,7 @@ def is_trusted_client(client: Address, server: Address) -> bool:
 
 
 class ServerGuard:
-    """Looks at the server of one client, before anything is sent and when it has answered; in one thread."""
+    """Checks the server of one client, before anything is sent and when it has answered; in one thread."""
 
     def __init__(self) -> None:
         self._access = access_of_environment()
@@ -127,9 +156,9 @@ class ServerGuard:
             self._table.close()
 
     def check(self, sock: socket.SocketType, server: str) -> None:
-        """AccessError if the server at the other end, which `server` names, is another user's.
+        """AccessError if the server at the other end is another user's; ConnectionLostError if it is gone.
 
-        ConnectionLostError if it is gone already, so that nobody can tell whose it was.
+        `server` is its name in messages.
         """
         if self._table is not None:
             _judge_server(self._access, self._table.server_of(sock), server)
@@ -138,8 +167,8 @@ class ServerGuard:
 def check_listener(address: Address, server: str) -> None:
     """AccessError if another user listens at an address of this machine.
 
-    For clients whose socket is out of reach. Less sure than `check_server`: who listens when they connect may
-    be another.
+    For clients whose socket is out of reach. Less sure than `ServerGuard`: when they connect, another process
+    may listen.
     """
     access = access_of_environment()
     if access.insecure:
@@ -163,10 +192,10 @@ def _judge_server(access: Access, owner: Owner, server: str) -> None:
 
 
 def _has_left_without_asking(sock: socket.SocketType) -> bool:
-    """Whether a client has closed its end, and has said nothing before, or only a greeting.
+    """Whether a client has closed its end, and has sent nothing but maybe a greeting.
 
-    That is no attack: it has looked whether the port answers, or is a relay that another process was quicker
-    to answer. What it has said is read here, so that nobody carries it out.
+    That is no attack: it has probed the port, or is a relay that another process has answered first. What it
+    has sent is read here, so that nobody carries it out.
     """
     said = b""
     try:
@@ -192,7 +221,7 @@ def _how_to_trust(user: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _local_name_of(user: int) -> str:
-    """The name of a user in the machine's own file of users; empty for users of other sources.
+    """The name of a user in /etc/passwd; empty for other users.
 
     A name service is not asked: that may take seconds, in which a server would serve nobody.
     """

@@ -1,9 +1,8 @@
-"""The job's secret: where a process has it from, and the token that is derived from it.
+"""The job's secret: where a process gets it, and the token that is derived from it.
 
-The secret is 32 random bytes, written as 64 hexadecimal digits. Processes find it in a file, which nobody
-else may read, or in a variable; those that our own processes start get it through a pipe, and keep it with
-`set_process_secret`. It is in no command line, no message and no `repr`. Whoever has the token alone may
-look, and nothing else.
+The secret is 32 random bytes, written as 64 hexadecimal digits. A process finds it in a private file or in a
+variable; one that our own processes start gets it through a pipe, and keeps it with `set_process_secret`. It
+is in no command line, no message and no `repr`. The token alone gives the right to look, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rallypoint.errors import UsageError
-
-if TYPE_CHECKING:
-    from rallypoint.store.wire.preface import Right
 
 SECRET_VARIABLE: Final = "RALLYPOINT_SECRET"  # noqa: S105 - a name
 FILE_VARIABLE: Final = "RALLYPOINT_SECRET_FILE"
@@ -30,65 +26,45 @@ _MAKE_ONE: Final = "make one with `rallypoint secret`"
 
 
 class Token:
-    """What a client proves to have that may only look."""
+    """The proof of a client that may only look."""
 
     def __init__(self, text: str) -> None:
-        """UsageError, which does not repeat the text, if it is none."""
+        """UsageError, which does not repeat the text, if it is no token."""
+        from rallypoint.store.wire.preface import Right  # late: most jobs have no secret, and need no hashes
+
         digits = text.strip()
         hint = "`rallypoint secret --look` prints it"
         if not digits.startswith(_TOKEN):
             raise UsageError(f"the variable {LOOK_VARIABLE} holds no token", hint=hint)
-        self._bytes = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}", hint)
-
-    @property
-    def proof(self) -> tuple[Right, bytes]:
-        """The right that a client asks for, and the key that it proves to have."""
-        from rallypoint.store.wire.preface import Right  # late: most jobs have no secret, and need no hashes
-
-        return Right.LOOK, self._bytes
+        key = _parse(digits.removeprefix(_TOKEN), f"the variable {LOOK_VARIABLE}", hint)
+        self.proof = Right.LOOK, key
+        """The right that a client asks for, and the key that proves it."""
 
 
 class Secret:
     """A job's secret."""
 
     def __init__(self, text: str, source: str) -> None:
-        """UsageError, which does not repeat the text, if it is none; `source` says where it comes from."""
+        """UsageError, which does not repeat the text, if it is no secret; it names the `source`."""
+        from rallypoint.store.wire.preface import Right, key_for
+
         if text.strip().startswith(_TOKEN):
             raise UsageError(
                 f"{source} holds a token, which may only look, and no secret",
                 hint=f"a token belongs into {LOOK_VARIABLE}; `rallypoint status` and `web` use it",
             )
-        self._bytes = _parse(text.strip(), source)
-
-    @property
-    def text(self) -> str:
+        secret = _parse(text.strip(), source)
+        self.text = secret.hex()
         """As it is written, for a file or a pipe."""
-        return self._bytes.hex()
-
-    @property
-    def token(self) -> str:
-        """What to give somebody who may only look."""
-        from rallypoint.store.wire.preface import Right
-
-        return _TOKEN + self.keys[Right.LOOK].hex()
-
-    @property
-    def proof(self) -> tuple[Right, bytes]:
-        """The right that a client asks for, and the key that it proves to have."""
-        from rallypoint.store.wire.preface import Right
-
-        return Right.ALL, self.keys[Right.ALL]
-
-    @property
-    def keys(self) -> dict[Right, bytes]:
+        self.keys = {right: key_for(right, secret) for right in Right}
         """For a server: the key of each right."""
-        from rallypoint.store.wire.preface import Right, key_for
-
-        return {right: key_for(right, self._bytes) for right in Right}
+        self.proof = Right.ALL, self.keys[Right.ALL]
+        """The right that a client asks for, and the key that proves it."""
+        self.token = _TOKEN + self.keys[Right.LOOK].hex()
+        """For somebody who may only look."""
 
 
 def make_secret() -> str:
-    """A new one."""
     return os.urandom(_BYTES).hex()
 
 
@@ -96,12 +72,12 @@ _held: list[Secret | None] = []
 
 
 def set_process_secret(secret: Secret | None) -> None:
-    """From now on this process has this secret, or none, whatever its variables say."""
+    """Give this process a secret, or none, whatever its variables say."""
     _held[:] = [secret]
 
 
 def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """The secret of this process; None if it has none. UsageError if the variables cannot be obeyed."""
+    """The secret of this process; None if it has none. UsageError if the variables are wrong."""
     if _held:
         return _held[0]
     path = environ.get(FILE_VARIABLE)
@@ -113,15 +89,15 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     return Secret(text, f"the variable {SECRET_VARIABLE}") if text else None
 
 
-def look_credentials(environ: Mapping[str, str] = os.environ) -> Secret | Token | None:
-    """What this process proves to have when it only looks: its secret, or its token."""
-    secret = job_secret(environ)
-    text = environ.get(LOOK_VARIABLE)
+def look_credentials() -> Secret | Token | None:
+    """What this process proves when it only looks: its secret, or its token."""
+    secret = job_secret()
+    text = os.environ.get(LOOK_VARIABLE)
     return Token(text) if secret is None and text else secret
 
 
 def take_secret() -> None:
-    """For servers and launchers: hold the secret, and leave to what they start a token, in its place."""
+    """For servers and launchers: keep the secret, and leave the token to child processes instead."""
     secret = job_secret()
     set_process_secret(secret)
     os.environ.pop(SECRET_VARIABLE, None)
@@ -141,7 +117,7 @@ def _parse(digits: str, source: str, hint: str = _MAKE_ONE) -> bytes:
 
 def _read(path: str) -> str:
     try:
-        # Not `open` alone, which would wait for the other end of a named pipe.
+        # `open` alone would wait for the other end of a named pipe.
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             doubt = _doubt_about(os.fstat(file.fileno()))
             if doubt:
@@ -155,7 +131,7 @@ def _read(path: str) -> str:
 
 
 def _doubt_about(found: os.stat_result) -> str:
-    """Why a file cannot be trusted to be secret; empty if it can. Windows does not tell."""
+    """Why a file may not be secret; empty if it is. Windows does not tell."""
     if sys.platform == "win32":
         return ""
     if not stat.S_ISREG(found.st_mode):

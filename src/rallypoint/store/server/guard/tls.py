@@ -1,8 +1,8 @@
-"""TLS with a proof of the job's secret: one end of a connection, bytes in, bytes out, and no socket.
+"""TLS with a proof of the job's secret: one end of a connection, bytes in and bytes out, without a socket.
 
-The certificate of a server is the user's own, or one that is made at the start. That one proves nothing by
-itself: it gives the connection its keys, and the proofs of the secret are bound to it
-(`store/wire/preface.py`). So nobody has to sign it, and it is forgotten with the process.
+A server's certificate is the user's own, or made at the start. The latter proves nothing by itself: it gives
+the connection its keys, and the proofs of the secret are bound to it (`store/wire/preface.py`). So nobody has
+to sign it, and it is not kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import ssl
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -38,12 +38,12 @@ Preface = ClientPreface | ServerPreface
 
 
 class Channel:
-    """Takes the bytes that come, gives those to send. Behind an error it is of no use any more."""
+    """Takes the received bytes, and gives those to send. It is of no use after an error."""
 
     def __init__(
         self, context: ssl.SSLContext, preface: Callable[[bytes], Preface], name: str | None = None
     ) -> None:
-        """`preface` makes the preface from the hash of the certificate that the other end shows, if any.
+        """`preface` makes the preface, given the hash of the other end's certificate, if that has one.
 
         `name`: for a client, the host name that it has connected to.
         """
@@ -55,13 +55,13 @@ class Channel:
         self._make_preface = preface
         self._preface: Preface | None = None
         self.right: Right | None = None
-        """For a server: what the client may do, once that is proved."""
+        """For a server: the right that the client has proved."""
         self.has_ended = False
-        """Whether the other end has said that it sends nothing more."""
+        """Whether the other end sends nothing more."""
 
     @property
     def is_open(self) -> bool:
-        """Whether both ends have proved what they had to."""
+        """Whether both ends have proved the secret."""
         return self._preface is not None and self._preface.is_done
 
     def begin(self) -> bytes:
@@ -70,9 +70,9 @@ class Channel:
         return self.take()
 
     def receive(self, data: bytes) -> bytes:
-        """Take what has come, and return what it holds for the caller. What `take` gives is to be sent next.
+        """Take received bytes, and return the plain text in them. Send what `take` gives next.
 
-        AccessError if the other end fails to prove something, or breaks TLS.
+        AccessError if the other end cannot prove the secret, or breaks TLS.
         """
         self._coming.write(data)
         try:
@@ -102,12 +102,12 @@ class Channel:
         return rest
 
     def seal(self, data: bytes) -> bytes:
-        """What to send, for what is to be said."""
+        """The bytes to send for a plain text."""
         self._write(data)
         return self.take()
 
     def take(self) -> bytes:
-        """What is to be sent by now."""
+        """The bytes to send by now."""
         return self._going.read()
 
     def _shake_hands(self) -> bool:
@@ -116,7 +116,7 @@ class Channel:
         except ssl.SSLWantReadError:
             return False
         shown = self._tls.getpeercert(binary_form=True)
-        self._preface = self._make_preface(hash_of(shown) if shown else b"")
+        self._preface = self._make_preface(_hash_of(shown) if shown else b"")
         self._write(self._preface.begin())
         return True
 
@@ -138,8 +138,9 @@ class Channel:
 
 
 def server_channel(tls: ServerTls, secret: Secret) -> Channel:
-    keys = secret.keys
-    return Channel(tls.context, lambda _: ServerPreface(keys, tls.certificate, os.urandom(NONCE_BYTES)))
+    return Channel(
+        tls.context, lambda _: ServerPreface(secret.keys, tls.certificate, os.urandom(NONCE_BYTES))
+    )
 
 
 def client_channel(host: str, secret: Secret | Token) -> Channel:
@@ -148,7 +149,7 @@ def client_channel(host: str, secret: Secret | Token) -> Channel:
     def preface(certificate: bytes) -> ClientPreface:
         return ClientPreface(*secret.proof, certificate, os.urandom(NONCE_BYTES))
 
-    return Channel(client_context(), preface, host.strip("[]"))
+    return Channel(_client_context(os.environ.get(AUTHORITY_VARIABLE)), preface, host.strip("[]"))
 
 
 def _words_for(error: ssl.SSLError) -> str:
@@ -164,23 +165,23 @@ def _words_for(error: ssl.SSLError) -> str:
 
 
 class ServerTls(NamedTuple):
-    """What a server needs for TLS."""
+    """A server's part of TLS."""
 
     context: ssl.SSLContext
     certificate: bytes
     """The hash of its certificate."""
 
 
-def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
-    """With the user's certificate, if the variables name one, or a new one. UsageError if neither works."""
+def server_tls() -> ServerTls:
+    """With the certificate that the variables name, or a new one. UsageError if that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # nothing is resumed, and nothing is sent unasked
-    certificate, key = environ.get(CERTIFICATE_VARIABLE), environ.get(KEY_VARIABLE)
+    certificate, key = os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(KEY_VARIABLE)
     try:
         if certificate:
             context.load_cert_chain(certificate, key or None, password=_no_password)
-            return ServerTls(context, _hash_of(Path(certificate).read_text("ascii")))
+            return ServerTls(context, _hash_of_pem(Path(certificate).read_text("ascii")))
         return ServerTls(context, _load(context, _make()))
     except (OSError, ssl.SSLError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -193,13 +194,9 @@ def server_tls(environ: Mapping[str, str] = os.environ) -> ServerTls:
         ) from error
 
 
-def client_context(environ: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """For clients: certificates are verified if RALLYPOINT_TLS_CA names who signs them."""
-    return _client_context(environ.get(AUTHORITY_VARIABLE))
-
-
 @lru_cache(maxsize=1)  # to make one takes as long as a fifth of a handshake
 def _client_context(authority: str | None) -> ssl.SSLContext:
+    """Certificates are verified if `authority` names the file of those who sign them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if not authority:  # the proof of the secret decides
@@ -220,15 +217,15 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted, and there is nobody to ask for its password")
 
 
-def hash_of(certificate: bytes) -> bytes:
-    """The hash of a certificate, as the proofs have it."""
+def _hash_of(certificate: bytes) -> bytes:
+    """As the proofs use it."""
     return sha256(certificate).digest()
 
 
-def _hash_of(pem: str) -> bytes:
-    """That of the first one in a text: the server's own."""
+def _hash_of_pem(pem: str) -> bytes:
+    """Of the first certificate in a text: the server's own."""
     begin = pem.index("-----BEGIN CERTIFICATE-----")
-    return hash_of(ssl.PEM_cert_to_DER_cert(pem[begin : pem.index(_END, begin) + len(_END)] + "\n"))
+    return _hash_of(ssl.PEM_cert_to_DER_cert(pem[begin : pem.index(_END, begin) + len(_END)] + "\n"))
 
 
 def _load(context: ssl.SSLContext, pem: str) -> bytes:
@@ -236,7 +233,7 @@ def _load(context: ssl.SSLContext, pem: str) -> bytes:
         path = Path(folder, "certificate.pem")
         path.write_text(pem, "ascii")  # ssl reads files alone
         context.load_cert_chain(path)
-    return _hash_of(pem)
+    return _hash_of_pem(pem)
 
 
 def _make() -> str:

@@ -1,7 +1,5 @@
-"""Which backend serves: what was asked for, by which route, and what is installed.
-
-In falling priority: the argument `use_libuv`, `?use_libuv=` in a URL, the variable USE_LIBUV, and what is
-there. A libuv that was asked for but is not there is a warning, never a failure.
+"""Chooses the backend: by the argument `use_libuv`, else `?use_libuv=` in a URL, else the variable USE_LIBUV,
+else by what is installed. A requested libuv that is missing causes a warning, never a failure.
 """
 
 from __future__ import annotations
@@ -11,9 +9,12 @@ import sys
 from collections.abc import Mapping
 from enum import Enum
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rallypoint.errors import UsageError
-from rallypoint.store.server.loops.loop import Loop
+
+if TYPE_CHECKING:
+    from rallypoint.store.server.loops.loop import Loop
 
 VARIABLE = "USE_LIBUV"
 
@@ -24,7 +25,7 @@ _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off
 
 
 class Choice(str, Enum):
-    """What was asked for."""
+    """The requested backend."""
 
     AUTO = "auto"
     LIBUV = "libuv"
@@ -34,7 +35,7 @@ class Choice(str, Enum):
 def choose(
     argument: bool | None = None, query: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Choice:
-    """The choice by the three routes; UsageError for a text that is no switch."""
+    """The choice by argument, query or variable; UsageError for a text that is no switch."""
     if argument is not None:
         return _choice_of(bool(argument))
     if query is not None:
@@ -44,7 +45,7 @@ def choose(
 
 
 def parse_switch(text: str, source: str) -> bool:
-    """True or False for 1/true/on or 0/false/off, in any case."""
+    """True for 1, true, on; False for 0, false, off; in any case. `source` is for the error."""
     try:
         return _SWITCH[text.strip().lower()]
     except KeyError:
@@ -55,15 +56,11 @@ def parse_switch(text: str, source: str) -> bool:
 
 def make_loop(choice: Choice) -> tuple[Loop, str]:
     """The loop for a choice, and a warning if it is not what was asked for (else an empty text)."""
-    from rallypoint.store.server.loops.legacy import LegacyLoop  # late: a client only makes its choice
+    from rallypoint.store.server.loops.loop import LegacyLoop, LibuvLoop  # late: a client only chooses
 
     if choice is Choice.LEGACY:
         return LegacyLoop(), ""
     try:
-        from rallypoint.store.server.loops.libuv import (
-            LibuvLoop,  # late: it imports asyncio, which takes its time
-        )
-
         return LibuvLoop(LOOP_PACKAGE), ""
     except ImportError as error:
         warning = (
@@ -74,13 +71,12 @@ def make_loop(choice: Choice) -> tuple[Loop, str]:
 
 
 def load_loop() -> None:
-    """Import what the loop takes that the environment asks for, so that `make_loop` need not."""
+    """Import the package of the requested loop ahead, so that `make_loop` is quick."""
     try:
         if choose() is not Choice.LEGACY:
-            import_module("rallypoint.store.server.loops.libuv")
             import_module(LOOP_PACKAGE)
     except (ImportError, UsageError):
-        pass  # whoever makes the loop says so
+        pass  # `make_loop` and `choose` report it
 
 
 def _choice_of(use_libuv: bool) -> Choice:

@@ -1,16 +1,16 @@
-"""Clients that ask for much: they are served one after the other, for a moment in each turn of the loop.
+"""Demanding clients: they are served round-robin, for a moment in each turn of the loop.
 
-Clients that do not read their replies, or have very many requests under way: they are parked, and not served
-until that is over.
+Clients that do not read their replies, or have very many requests under way, are parked: not served until
+that is over.
 
-The core says which clients these are: it stops in the midst of what a client has sent, and leaves the rest
-for later. From then on such a client is read only when it is its turn here, until it has asked for little for
-a while. All others are served at once, as ever, and never wait for longer than that moment.
+The core identifies them: it stops in the middle of what a client has sent, and leaves the rest for later.
+From then on this client is read only when it is its turn here, until it has asked for little for a while. All
+others are served at once, and never wait for longer than that moment.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -22,7 +22,7 @@ from rallypoint.store.server.loops.link import Link
 from rallypoint.store.server.loops.loop import Callback, Loop, Sliced
 
 _MEMORY: Final = 5.0
-"""For how many seconds a client is served here that has asked for much."""
+"""For how many seconds a client counts as demanding after its last demand."""
 
 
 class Reason(Enum):
@@ -33,25 +33,24 @@ class Reason(Enum):
 
 
 class Backlog(Generic[ClientT]):
-    """The clients of one pump that ask for much."""
+    """The demanding clients of one pump."""
 
     def __init__(self, loop: Loop, watch: Callable[[Link[ClientT]], None]) -> None:
-        """`watch` is called to read from a client again: with `reader`, unless there is a reason not to."""
+        """`watch` is called to read from a client again, with its `reader`."""
         self._loop = loop
         self._watch = watch
-        self._since: dict[Link[ClientT], float] = {}  # when each has last asked for much
-        # Those whose turn it is next, and whether they have requests left: else they are to be read.
-        self._queue: deque[tuple[Link[ClientT], bool]] = deque()
-        self._queued: set[Link[ClientT]] = set()
+        self._since: dict[Link[ClientT], float] = {}  # the last demand of each
+        # Who is served next, and whether requests are left: else the client is read.
+        self._queue: OrderedDict[Link[ClientT], bool] = OrderedDict()
         self._work = Sliced(loop, self._serve_next)
         self._is_held = False
         self._parked: dict[Link[ClientT], set[Reason]] = {}
-        self._unread: dict[Link[ClientT], tuple[int, float]] = {}  # bytes, and since when they are so many
-        self._left: set[Link[ClientT]] = set()  # those of the parked that have requests left
+        self._unread: dict[Link[ClientT], tuple[int, float]] = {}  # unread bytes, and since when that many
+        self._left: set[Link[ClientT]] = set()  # parked clients that have requests left
 
     def reader(self, link: Link[ClientT]) -> Callback | None:
-        """What to call when a client can be read; None: it is not to be read now."""
-        if link in self._parked or link in self._queued:
+        """What to call when a client is readable; None: do not read it now."""
+        if link in self._parked or link in self._queue:
             return None
         return link.on_readable if link not in self._since else partial(self._enqueue, link, has_rest=False)
 
@@ -66,8 +65,7 @@ class Backlog(Generic[ClientT]):
     def park(self, link: Link[ClientT], reason: Reason) -> None:
         """Do not serve a client, until it is unparked for the same reason."""
         self._parked.setdefault(link, set()).add(reason)
-        if link in self._queued:
-            self._queued.remove(link)
+        if self._queue.pop(link, None) is not None:
             self._left.add(link)
         self._loop.watch_readable(link.sock, None)
 
@@ -87,7 +85,7 @@ class Backlog(Generic[ClientT]):
             self._watch(link)
 
     def deaf(self, seconds: float) -> list[Link[ClientT]]:
-        """Now and then: those that have ended, and have not read anything for so long."""
+        """Clients that have closed their end, and have read nothing for this long."""
         now, found = self._loop.turn.now, []
         for link in self._parked:
             if link.unsent is not None:
@@ -100,38 +98,35 @@ class Backlog(Generic[ClientT]):
         return found
 
     def forget(self, link: Link[ClientT]) -> None:
-        """A client has gone, or is not served any more."""
+        """Drop a client that has gone, or is not served any more."""
         self._since.pop(link, None)
-        self._queued.discard(link)
+        self._queue.pop(link, None)
         self._parked.pop(link, None)
         self._left.discard(link)
         self._unread.pop(link, None)
 
     def forgive(self) -> None:
-        """Now and then: serve clients as any others again that have asked for little for a while."""
+        """Serve clients normally again that have asked for little for a while."""
         before = self._loop.turn.now - _MEMORY
         for link, since in list(self._since.items()):
-            if since < before and link not in self._queued and link not in self._parked:
+            if since < before and link not in self._queue and link not in self._parked:
                 del self._since[link]
                 self._watch(link)
 
     def hold(self, is_held: bool) -> None:
-        """Serve none of these clients, until this is over."""
+        """Serve none of these clients while `is_held`."""
         self._is_held = is_held
         if self._queue and not is_held:
             self._work.go_on()
 
     def _enqueue(self, link: Link[ClientT], *, has_rest: bool) -> None:
-        self._queue.append((link, has_rest))
-        self._queued.add(link)
+        self._queue[link] = has_rest
         self._loop.watch_readable(link.sock, None)
         self._work.go_on()
 
     def _serve_next(self) -> bool:
         if self._queue and not self._is_held:
-            link, has_rest = self._queue.popleft()
-            if link in self._queued:  # or it has gone meanwhile
-                self._queued.remove(link)
-                link.on_readable(b"" if has_rest else None)
-                self._watch(link)
+            link, has_rest = self._queue.popitem(last=False)
+            link.on_readable(b"" if has_rest else None)
+            self._watch(link)
         return bool(self._queue) and not self._is_held

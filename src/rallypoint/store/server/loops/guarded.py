@@ -1,12 +1,12 @@
-"""The door of a server that has a secret: TLS with a proof of it, or a client of this machine.
+"""The door of a server that has a secret: clients of other machines prove it under TLS.
 
-Ranks speak plain TCP, and have nothing to show: they come from this machine, as those of a relay do. Whoever
-comes from another machine has to prove that it has the secret. The first byte tells which it is.
+Ranks speak plain TCP and have no proof, but connect from this machine, as they do to a relay. The first byte
+tells TLS from plain TCP.
 
 Anybody can ask for a TLS handshake. One costs a quarter of a millisecond of CPU time or more, and some 45 KB
 until it is complete. So handshakes run in short slices between the requests of other clients, and only a
 limited number is under way. Addresses take turns. Within an address the newest message comes first: a
-handshake continues before others begin, and a client that arrives behind a flood need not wait for all of it.
+handshake continues before others begin, and a client that arrives after a flood need not wait for all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_OF_ONE_ADDRESS: Final = 512
 
 
 class Door:
-    """What a server needs to let clients in that have the secret."""
+    """Lets clients in that prove the secret."""
 
     def __init__(self, secret: Secret, loop: Loop) -> None:
         """UsageError if no certificate can be had."""
@@ -43,7 +43,7 @@ class Door:
     def link(
         self, pump: LinkOwner[ClientT], sock: Socket, client: ClientT, *, is_here: bool
     ) -> Link[ClientT]:
-        """The link of a client that comes to this door; `is_here`: from this machine."""
+        """The link of a new client; `is_here`: from this machine."""
         return GuardedLink(pump, sock, client, self, is_here=is_here)
 
     def begin(self, link: GuardedLink[Any]) -> Channel:
@@ -58,12 +58,12 @@ class Door:
         return server_channel(self._tls, self._secret)
 
     def enqueue(self, link: GuardedLink[Any]) -> None:
-        """Have this handshake continued when it is its turn."""
+        """Continue this handshake when it is its turn."""
         self._waiting.setdefault(link.address, {})[link] = None
         self._work.go_on()
 
     def forget(self, link: GuardedLink[Any]) -> None:
-        """The handshake of this client is over, one way or the other."""
+        """Drop a handshake that has ended, one way or the other."""
         for table in (self._waiting, self._under_way):
             links = table.get(link.address, {})
             links.pop(link, None)
@@ -76,13 +76,13 @@ class Door:
             links = self._waiting.pop(address)
             link, _ = links.popitem()
             if links:
-                self._waiting[address] = links  # behind the other addresses
+                self._waiting[address] = links  # after the other addresses
             link.shake_hands()
         return bool(self._waiting)
 
 
 class GuardedLink(Link[ClientT]):
-    """A client that has not said yet how it speaks, or speaks TLS."""
+    """A client that speaks TLS, or has not sent its first byte yet."""
 
     __slots__ = ("_channel", "_door", "_is_broken", "_is_here", "address")
 
@@ -94,7 +94,7 @@ class GuardedLink(Link[ClientT]):
         self._is_here = is_here
         self.address = client.peer.rpartition(":")[0]
         self._channel: Channel | None = None
-        self._is_broken = False  # nothing more can be said under TLS
+        self._is_broken = False  # TLS can carry nothing more
 
     def move(self, pump: LinkOwner[ClientT], client: ClientT) -> None:
         if self._channel is not None and self._channel.right is not Right.ALL:
@@ -102,7 +102,7 @@ class GuardedLink(Link[ClientT]):
         super().move(pump, client)
 
     def on_readable(self, data: bytes | None = None) -> None:
-        """As a plain link does, with TLS below. A handshake waits until it is its turn."""
+        """As a plain link, over TLS. A handshake waits for its turn."""
         if data is None and self._wants_handshake():
             self._pump.loop.watch_readable(self.sock, None)
             self._door.enqueue(self)
@@ -110,12 +110,12 @@ class GuardedLink(Link[ClientT]):
             self._serve(data)
 
     def shake_hands(self) -> None:
-        """It is the turn of this client."""
+        """Continue the handshake, now that it is its turn."""
         self._serve()
-        self._pump.read_on(self)
+        self._pump.watch(self)
 
     def give_way(self) -> None:
-        """Close this client: too many handshakes are incomplete, and its own is the oldest."""
+        """Close this client, whose incomplete handshake is the oldest of too many."""
         self._pump.note_error(self.client, "its TLS handshake was the oldest of too many that are incomplete")
         self._pump.drop(self)
 
@@ -162,7 +162,7 @@ class GuardedLink(Link[ClientT]):
             self.send_now(sealed)
 
     def _read(self) -> bytes | None:
-        """What the client says to the core; None if there is nothing by now."""
+        """What the client has sent to the core; None if nothing has come."""
         try:
             data = read_some(self._file, _READ_BYTES)
         except OSError as error:
@@ -186,7 +186,7 @@ class GuardedLink(Link[ClientT]):
         finally:
             if going := channel.take():
                 self.send_now(going)
-        if self.sock.fileno() < 0:  # that could not be sent
+        if self.sock.fileno() < 0:  # sending has failed
             return None
         if channel.is_open and not was_open:
             self._door.forget(self)

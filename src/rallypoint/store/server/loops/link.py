@@ -19,18 +19,17 @@ from rallypoint.store.server.loops.loop import Loop
 
 logger = logging.getLogger("rallypoint.server")
 
-# A buffer for a read, whatever comes, has to be made and cut to size. One of this length is the
-# interpreter's own to give, with its header; a longer one is the C library's, and costs more.
+# A read allocates a buffer, and cuts it to size. The interpreter's own allocator has one of this length with
+# its header; a longer one would come from the C library, and cost more.
 _FEW_BYTES = 448
-# For a client that has sent more at a time. Less than what makes the C library tidy up its heap for each
-# buffer (64 KiB).
+# For a client that has sent more at once. From 64 KiB on, the C library would trim its heap for each buffer.
 _MANY_BYTES = 1 << 15
-# A client that has so much to read is not served until it does.
+# A client with more than this to read is not served until it has read.
 _ENOUGH_UNSENT = 4 << 20
-# What is sent of that at a time: the others wait meanwhile.
+# How much of it is sent at once: the others wait meanwhile.
 _SENT_AT_ONCE = 1 << 18
 NOT_NOW = (BlockingIOError, InterruptedError)
-"""What a socket raises that would have to wait."""
+"""What a socket raises if it would block."""
 _NOT_NOW_NUMBERS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
 # Reading a descriptor costs less than reading a socket object; only Windows cannot do it.
@@ -46,20 +45,20 @@ except ImportError:  # it is not compiled, or not for this system
 # Linux counts bytes for each connection, so nobody here needs to: `struct tcp_info` has them since Linux 4.1.
 _BYTE_COUNTS = Struct("=QQ")
 _TCP_INFO_BYTES = 136
-_CLOSE_WAIT = 8  # the state of a connection whose client has said that it ends; that counts as a byte
+_CLOSE_WAIT = 8  # the state of a connection whose client has sent FIN, which counts as a byte
 
 Socket = socket.SocketType
-"""What `socket.socket` is made of. To accept by its means costs half as much: `socket.socket.accept` looks up
-how family and type are called, for each client."""
+"""The base of `socket.socket`. Accepting with it costs half as much: `socket.socket.accept` looks up what
+family and type are called, for each client."""
 
 
 class LinkOwner(Protocol[ClientT]):
-    """What a link asks of the pump to which it belongs, where each of these is documented."""
+    """What a link needs of its pump, where each method is documented."""
 
     loop: Loop
     core: ServerCore[ClientT]
     unanswered: set[Link[ClientT]]
-    """The links that have sent something since the last tick and got no answer to it at once."""
+    """The links that have sent something since the last tick, and were not answered at once."""
 
     def deliver(self) -> None: ...
     def end(self, link: Link[ClientT]) -> None: ...
@@ -68,13 +67,13 @@ class LinkOwner(Protocol[ClientT]):
     def park(self, link: Link[ClientT]) -> None: ...
     def unpark(self, link: Link[ClientT]) -> None: ...
     def note_error(self, client: ClientT, reason: str) -> None: ...
-    def read_on(self, link: Link[ClientT]) -> None: ...
+    def watch(self, link: Link[ClientT]) -> None: ...
     def admit(self, link: Link[ClientT], data: bytes) -> None: ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Link(Generic[ClientT]):
-    """One client's socket and what is still to be sent on it."""
+    """One client's socket, and what remains to be sent on it."""
 
     __slots__ = (
         *("_file", "_others", "_pump", "_receive", "_room", "_sending", "_unanswered", "_woken"),
@@ -94,11 +93,11 @@ class Link(Generic[ClientT]):
         self.client = client
         self.unsent: bytearray | None = None
         self._expects_room = False
-        self.ending = False  # it is read no more, and is closed as soon as all is sent
-        self.is_parked = False  # it has too much to read, and is not served until it has read it
+        self.ending = False  # it is not read any more, and is closed as soon as all is sent
+        self.is_parked = False  # it has too much to read, and is not served until it has read that
 
     def move(self, pump: LinkOwner[ClientT], client: ClientT) -> None:
-        """Be the link of another client from now on, which another pump may have."""
+        """Become the link of another client, maybe of another pump."""
         self._pump = pump
         self._receive = client.receive
         self._woken = pump.core.outbox.woken
@@ -110,9 +109,9 @@ class Link(Generic[ClientT]):
             client.leave_unread(len(self.unsent))
 
     def on_readable(self, data: bytes | None = None) -> None:
-        """Read once, answer all of it at once, and have others told what that means to them. The hot path.
+        """Read once, answer everything at once, and deliver what that means for others. The hot path.
 
-        If `data` is given, nothing is read: the client has requests left from before.
+        With `data`, nothing is read: the client has requests left from before.
         """
         try:
             if data is None:
@@ -152,9 +151,9 @@ class Link(Generic[ClientT]):
             self._pump.deliver()
 
     def fail(self) -> None:
-        """Out of memory, or a fault of ours: this client alone pays for it.
+        """Close this client, and no other, when memory has run out or our code has failed.
 
-        Its connection is closed, as nobody knows how much of its last reply has been sent.
+        Nobody knows how much of its last reply has been sent.
         """
         peer, error = self.client.peer, sys.exc_info()[1]
         if isinstance(error, MemoryError):
@@ -165,7 +164,7 @@ class Link(Generic[ClientT]):
             logger.error(text, peer, exc_info=error, extra={"peer": peer})
 
     def _read_on(self, data: bytes) -> bytes:
-        """The room was filled: if it was small, read again, and with more room from now on."""
+        """Read again if a small buffer was filled, and use a large one from now on."""
         if self._room == _MANY_BYTES:
             return data
         self._room = _MANY_BYTES
@@ -177,7 +176,7 @@ class Link(Generic[ClientT]):
             return data
 
     def _be_dropped(self) -> None:
-        """By the pump that has it now: it may have moved since this was asked for."""
+        """Ask the current pump to drop this link, which may have moved since this was scheduled."""
         self._pump.drop(self)
 
     def send(self, data: bytes) -> None:
@@ -188,24 +187,24 @@ class Link(Generic[ClientT]):
             self.send_now(data)
 
     def was_sent(self, data: bytes, count: int) -> None:
-        """Keep what the system has not taken of this: all but so many bytes. `go_on` comes next."""
+        """Keep what the system has not taken: all but `count` bytes. `go_on` is called next."""
         self.unsent = bytearray(memoryview(data)[max(count, 0) :])
 
     def go_on(self, count: int) -> None:
-        """The system has taken so many bytes, and not all; if negative, it is the system's error."""
+        """Go on after a partial send of `count` bytes; a negative count is the system's error."""
         try:
             if count < 0 and -count not in _NOT_NOW_NUMBERS:
                 self._pump.drop(self)
-            elif self.unsent is not None:  # or it is closed by now
+            elif self.unsent is not None:  # else it is closed by now
                 self.expect_room()
                 self._hold(b"")
         except Exception:
             self.fail()
 
     def send_now(self, data: bytes) -> None:
-        """As `send`, and not together with what others are sent."""
+        """Send by itself, not together with other links."""
         try:
-            if self.sock.fileno() < 0:  # it could not be sent what was before this
+            if self.sock.fileno() < 0:  # an earlier send has failed
                 return
             if self.unsent is not None:
                 self._hold(data)
@@ -221,19 +220,19 @@ class Link(Generic[ClientT]):
             self.fail()
 
     def flush(self) -> None:
-        """Send now what is to be sent together with what others are sent, and that."""
+        """Send now what is gathered for this link and others."""
         if self._sending is not None:
             self._sending.flush_of(self.sock.fileno())
 
     def close(self) -> None:
-        """Close the socket, together with others. It is watched no more."""
+        """Close the socket, together with others. Nobody may watch it."""
         if self._sending is not None:
             self._sending.put_close(self.sock.detach())
         else:
             self.sock.close()
 
     def count_bytes(self) -> None:
-        """Note the bytes received and sent, as Linux counts them; nothing elsewhere."""
+        """Record the bytes received and sent, as Linux counts them. Does nothing elsewhere."""
         if sys.platform != "linux":
             return
         try:
@@ -252,17 +251,17 @@ class Link(Generic[ClientT]):
 
     @property
     def has_error(self) -> bool:
-        """Whether the connection has broken unnoticed. The system says so only once."""
+        """Whether the connection has broken unnoticed. The system reports that only once."""
         return self.sock.fileno() >= 0 and bool(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def expect_room(self) -> None:
-        """Go on when the client can be sent more."""
+        """Go on when the socket is writable."""
         if not self._expects_room:
             self._expects_room = True
             self._pump.loop.watch_writable(self.sock, self.on_writable)
 
     def expect_no_room(self) -> None:
-        """Nothing more is to be sent."""
+        """Forget what is unsent."""
         self.unsent = None
         if self._expects_room:
             self._expects_room = False
@@ -315,7 +314,7 @@ class Link(Generic[ClientT]):
             self.rest_if_full()
 
     def rest_if_full(self) -> None:
-        """Be parked if there is too much to read."""
+        """Park this link if its client has too much to read."""
         is_full = self.unsent is not None and len(self.unsent) > _ENOUGH_UNSENT
         if is_full and not self.is_parked and not self.ending:
             self.is_parked = True

@@ -1,4 +1,4 @@
-"""Accepting clients on listening sockets: as many at a time as there are, and none while there is no room."""
+"""Accepting clients on listening sockets: all that are there at once, and none while there is no room."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _OF_THE_CLIENT = {
 }
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 # After a barrier, all clients fall silent at once. If thousands of probes were due in the same second, the
-# system's queue would lose most of them, each time, and live connections would end. So few are due in each.
+# system's queue would lose most of them, each time, and live connections would end. So they are spread out.
 _PROBES_PER_SECOND = 100
 _MOST_SECONDS_LATER = 300
 _NAME_ON_MACOS = {"TCP_KEEPIDLE": "TCP_KEEPALIVE"}
-# Linux hands the options of a listening socket on to those that it accepts: no system call per client.
+# On Linux, accepted sockets inherit the options of the listener: no system call per client.
 _INHERITS_OPTIONS = sys.platform == "linux"
 _TCP_KEEPIDLE: int = getattr(socket, "TCP_KEEPIDLE", 0)
 
@@ -51,7 +51,7 @@ Arrival = tuple[Socket, Any]
 """A new socket, and the address of its client, as the system gives it."""
 
 Welcome = Callable[[list[Arrival]], None]
-"""Takes new sockets, which do not block."""
+"""Takes new, non-blocking sockets."""
 
 
 class Listening:
@@ -60,7 +60,7 @@ class Listening:
     def __init__(
         self, loop: Loop, listeners: Sequence[socket.socket], clients: Sized, welcome: Welcome
     ) -> None:
-        """`clients` are those that are connected, for a message."""
+        """`clients`: the connected ones, for a message."""
         self._clients = clients
         self._loop = loop
         self._listeners = list(listeners)
@@ -75,7 +75,7 @@ class Listening:
         self.resume()
 
     def resume(self) -> None:
-        """Accept, if that was paused. About once a second."""
+        """Accept again, if that was paused. Called about once a second."""
         if self._is_accepting:
             return
         self._is_accepting = True
@@ -89,10 +89,10 @@ class Listening:
             listener.close()
 
     def _accept_from(self, listener: socket.socket) -> None:
-        """Accept until there is none left, so that a storm of clients costs few turns of the loop.
+        """Accept until none is left, so that a storm of clients costs few turns of the loop.
 
         First accept, then welcome: the system's backlog is short, and a client that does not fit into it
-        tries again a second later. Others are not to wait for it with what they are to be sent.
+        tries again a second later. What is gathered to be sent does not wait for that.
         """
         if self._loop.sending is not None:
             self._loop.sending.flush()
@@ -128,9 +128,9 @@ class Listening:
 
 
 def _accept(listener: socket.socket, most: int, idle: int) -> tuple[list[Arrival], int]:
-    """New sockets, which do not block, and why there are no more: the system's error, or 0.
+    """New non-blocking sockets, and why there are no more: the system's error, or 0.
 
-    They are probed after `idle` seconds.
+    The system probes them after `idle` seconds of silence.
     """
     family, kind, protocol = int(listener.family), int(listener.type), listener.proto
     if accept_some is not None:
@@ -150,7 +150,7 @@ def _accept(listener: socket.socket, most: int, idle: int) -> tuple[list[Arrival
 
 
 def _make_ready(sock: Socket, address: Any, idle: int) -> bool:
-    """Set what every client's socket has; False if the client has gone already, and it is closed."""
+    """Set the options of a client's socket; close it and return False if the client has gone already."""
     try:
         if address is not None:  # as on Windows
             sock.setblocking(False)
@@ -166,7 +166,7 @@ def _make_ready(sock: Socket, address: Any, idle: int) -> bool:
 
 
 def set_options(sock: Socket, times: Mapping[str, int]) -> None:
-    """Send at once, and probe a connection on which nothing comes, after these seconds."""
+    """Send without delay, and probe a silent connection after these seconds."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that vanishes sends no FIN: without probes, its ranks would count as present for ever.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

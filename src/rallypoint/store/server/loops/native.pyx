@@ -1,7 +1,7 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False
 """Accepting, reading, writing and waiting for events without an object for each.
 
-`listening`, `link` and `readers` use this where it has been compiled. Sockets never block here, so a system call
+`listening`, `link` and `loop` use this where it has been compiled. Sockets never block here, so a system call
 takes a microsecond: to release the interpreter's lock around it costs a good part of that, and where another
 thread of the process is busy, to get it back takes up to five milliseconds. So the lock is let go of only to
 wait for events.
@@ -431,7 +431,7 @@ cdef int wait_for_events(int epoll, epoll_event* events, int patience, bint* is_
 
 
 cdef class Readers:
-    """As `readers.Readers`."""
+    """As `loop.Readers`."""
 
     cdef object _loop, _turn
     cdef Sending _sending

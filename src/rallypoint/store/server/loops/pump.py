@@ -1,8 +1,7 @@
 """The byte pump: it drives a core with sockets. `store/core/server_core.py` says what a driver does.
 
-A backend only says when a socket can be read or written, and runs the loop. The rest is here and in `link`:
-one read for what has come, one write per read, bounded buffers for clients that do not read, and no name
-look-up anywhere.
+The loop only reports when a socket is ready. The rest is here and in `link`: one read per event, one write
+per read, bounded buffers for clients that do not read, and no name look-up anywhere.
 """
 
 from __future__ import annotations
@@ -14,25 +13,26 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import rallypoint
 from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
-from rallypoint.store.access import Owner
 from rallypoint.store.core.clients import Client, ClientT
 from rallypoint.store.core.context import About, Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
 from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.machine.addresses import is_within_machine
+from rallypoint.store.machine.socket_owner import Owner
+from rallypoint.store.server.events import Events, RelayEvents, StallReports
 from rallypoint.store.server.guard.other_users import ClientGuard, access_of_environment
 from rallypoint.store.server.loops.backlog import Backlog, Reason
 from rallypoint.store.server.loops.link import Link, Socket
 from rallypoint.store.server.loops.listening import Arrival, Listening
 from rallypoint.store.server.loops.loop import SLICE, Callback, Loop, Sliced
-from rallypoint.store.server.reporting.events import Events, RelayEvents, StallReports
-from rallypoint.store.server.reporting.neighbours import ProcessNames
+from rallypoint.store.server.neighbours import ProcessNames
 
 if TYPE_CHECKING:
     from rallypoint.store.server.loops.guarded import Door
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rallypoint.server")
 
 TICK_SECONDS = 1.0
-"""How often handshakes are checked against their deadline, a paused accept is tried again, and clients are
-looked for that have gone unnoticed."""
+"""How often deadlines are checked, a paused accept is tried again, and vanished clients are looked for."""
 
 _SNAPSHOT_PAUSE: Final = 0.01
 
@@ -51,7 +50,7 @@ def about_this_process(loop: Loop) -> About:
 
 
 def stop_on_signals(stop: Callback) -> None:
-    """Have this called on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
+    """Call `stop` on SIGINT, SIGTERM and Ctrl-Break. For the main thread."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop()
@@ -84,21 +83,35 @@ class Pump(Generic[ClientT]):
         self.core = core
         self.unanswered: set[Link[ClientT]] = set()
         self._links: dict[Client, Link[ClientT]] = {}
-        # Without listeners, clients come from another pump, which has looked at them.
+        # Without listeners, clients come from another pump, which has checked them.
         self._guard = ClientGuard(access_of_environment()) if listeners else None
         self._listening = Listening(loop, listeners, self._links, self._welcome)
         self._names = ProcessNames(loop, core, listeners)
         self._events = events or Events()
         self._relay_events = RelayEvents(core, self._events)
         self._stalls = StallReports(core, self._events)
-        self._backlog = Backlog(loop, self._watch)
+        self._backlog = Backlog(loop, self.watch)
         self.door: Door | None = None
-        """What new clients come through; None: everybody comes in."""
+        """What new clients have to pass; None: all are let in."""
         self._delivering = False
         self._holding = False
+        self._looking = Sliced(loop, self._look_on)
         self._rest = Sliced(loop, self._go_on)
-        self._leaving: deque[Link[ClientT]] = deque()  # of clients that have ended, and are owed nothing
+        self._leaving: deque[Link[ClientT]] = deque()  # their clients have ended, and are owed nothing
         self._closed = False
+        self._tasks: dict[DriverTask, Callback] = {
+            DriverTask.SNAPSHOTS: self._looking.go_on,
+            DriverTask.PROCESSES: self._names.find,
+            DriverTask.ABANDONED: loop.stop,
+            DriverTask.HOLD: partial(self._hold_readers, True),
+            DriverTask.READ_ON: partial(self._hold_readers, False),
+            DriverTask.CROWDED: partial(self._backlog.hold, True),
+            DriverTask.ROOM: partial(self._backlog.hold, False),
+            DriverTask.LIGHTEN: self._lighten,
+            DriverTask.REST: self._rest.go_on,
+            # After everything that is readable now: the requests in it go along.
+            DriverTask.FLUSH: partial(loop.later, 0, self._flush),
+        }
         self._set_clock()
 
     def serve(self, on_ready: Callback = lambda: None, on_tick: Callback = lambda: None) -> None:
@@ -147,12 +160,12 @@ class Pump(Generic[ClientT]):
 
     @property
     def has_clients(self) -> bool:
-        """Whether anybody is connected, or may be back in a moment."""
+        """Whether a client is connected, or may be back in a moment."""
         return self.core.has_clients
 
     @property
     def connections(self) -> int:
-        """How many sockets of clients there are."""
+        """The number of clients' sockets."""
         return len(self._links)
 
     def drop_all(self) -> None:
@@ -173,7 +186,7 @@ class Pump(Generic[ClientT]):
         for link in links:
             link.expect_no_room()
             self.loop.watch_readable(link.sock, None)
-            link.client.read_no_more()  # it is freed then
+            link.client.read_no_more()  # which frees it
             link.close()
 
     def _stop(self) -> None:
@@ -185,7 +198,7 @@ class Pump(Generic[ClientT]):
         self._set_clock()
         self._drop_broken()
         for client, why in self.core.overdue():
-            if client in self._links:  # or it has gone because of one before it
+            if client in self._links:  # or an earlier one has taken it along
                 self.note_error(client, why)
                 self.drop(self._links[client])
         self._listening.resume()
@@ -202,14 +215,14 @@ class Pump(Generic[ClientT]):
         self.deliver()
 
     def _set_clock(self) -> None:
-        """The time of day may be set while a server runs."""
+        """Follow the time of day, which may be set while a server runs."""
         self.loop.turn.wall_ahead = time.time() - time.monotonic()
 
     def _drop_broken(self) -> None:
-        """Drop clients that reset right behind a request.
+        """Drop clients that reset right after a request.
 
-        Where the loop tells of that only once, it may have been with that request, and then nothing more
-        will come from them. An answer would have failed, but these got none.
+        Where the loop reports an error only once, it may have done so with that request. A failed answer
+        would have shown the error, but these clients got none.
         """
         unanswered = list(self.unanswered)
         self.unanswered.clear()
@@ -223,7 +236,7 @@ class Pump(Generic[ClientT]):
     def deliver(self) -> None:
         """Empty the outbox of the core.
 
-        A send that fails ends its connection, which may put more into it; that is for the call under way.
+        A failing send closes its connection, which may add to the outbox: the outer call empties that, too.
         """
         if self._delivering:
             return
@@ -242,7 +255,7 @@ class Pump(Generic[ClientT]):
         links = self._links
         for client in woken:
             link = links.get(client)
-            if link is None:  # it has gone because of one before it
+            if link is None:  # an earlier one has taken it along
                 continue
             try:
                 notice = client.take_notice()
@@ -262,7 +275,7 @@ class Pump(Generic[ClientT]):
 
     def _do(self, other: Other) -> None:
         if isinstance(other, DriverTask):
-            self._work(other)
+            self._tasks[other]()
         elif isinstance(other, Close):
             self._close_client(other)
         elif isinstance(other, GoOn):
@@ -284,25 +297,6 @@ class Pump(Generic[ClientT]):
         else:
             self._events.put(other)
 
-    def _work(self, work: DriverTask) -> None:
-        if work is DriverTask.SNAPSHOTS:
-            self.loop.later(0, self._make_snapshots)
-        elif work is DriverTask.PROCESSES:
-            self._names.find()
-        elif work is DriverTask.ABANDONED:
-            self.loop.stop()
-        elif work is DriverTask.HOLD or work is DriverTask.READ_ON:
-            self._hold_readers(work is DriverTask.HOLD)
-        elif work is DriverTask.CROWDED or work is DriverTask.ROOM:
-            self._backlog.hold(work is DriverTask.CROWDED)
-        elif work is DriverTask.LIGHTEN:
-            self._lighten()
-        elif work is DriverTask.REST:
-            self._rest.go_on()
-        elif work is DriverTask.FLUSH:
-            # Not before all that is ready to be read has been read: what that brings goes along.
-            self.loop.later(0, self._flush)
-
     def _close_client(self, close: Close[Any]) -> None:
         link = self._links.get(close.client)
         if link is not None and close.at_once:
@@ -313,22 +307,20 @@ class Pump(Generic[ClientT]):
         elif link is not None and not link.ending:
             self.refuse(link, close.error)
 
-    def _make_snapshots(self) -> None:
-        """Go on with snapshots for a moment; the rest is for the next turns."""
+    def _look_on(self) -> bool:
+        """Go on with snapshots: return whether there is more to do at once."""
         if self._closed:
-            return
-        end = time.monotonic() + SLICE
-        step: LookStep | Client = LookStep.MORE
-        while step is not LookStep.DONE and step is not LookStep.IDLE and time.monotonic() < end:
-            step = self.core.looks.step()
-            if isinstance(step, Client) and step in self._links:
-                self._links[step].count_bytes()
-        if step is not LookStep.DONE:
-            self.loop.later(_SNAPSHOT_PAUSE if step is LookStep.IDLE else 0, self._make_snapshots)
+            return False
+        step = self.core.looks.step()
+        if isinstance(step, Client) and step in self._links:
+            self._links[step].count_bytes()
         self.deliver()
+        if step is LookStep.IDLE:
+            self.loop.later(_SNAPSHOT_PAUSE, self._looking.go_on)
+        return step is not LookStep.DONE and step is not LookStep.IDLE
 
     def _go_on(self) -> bool:
-        """Do a little of what no client waits for: return whether there is more."""
+        """Do a little of the work that no client waits for: return whether there is more."""
         if self._closed:
             return False
         if self._leaving:
@@ -339,27 +331,27 @@ class Pump(Generic[ClientT]):
         return has_more
 
     def _lighten(self) -> None:
-        """More is held than the limit held_bytes."""
+        """Act on the limit held_bytes, which is exceeded."""
         self.core.lighten()
 
     def _flush(self) -> None:
-        """Pass on what clients have asked, where the core has others carry it out."""
+        """Pass on the clients' requests, where the core has others carry them out."""
 
     def _hold_readers(self, hold: bool) -> None:
-        """Read nothing more from the clients while there is no room: what they send stays with them."""
+        """Read nothing from the clients while there is no room: what they send stays with them."""
         self._holding = hold
         for link in self._links.values():
-            self._watch(link)
+            self.watch(link)
 
     def park(self, link: Link[ClientT]) -> None:
-        """A client does not read: do not read from it, and do not go on with its requests."""
+        """Neither read from a client that does not read, nor go on with its requests."""
         self._backlog.park(link, Reason.UNREAD)
 
     def unpark(self, link: Link[ClientT]) -> None:
-        """It does read."""
+        """Serve a parked client that reads again."""
         self._backlog.unpark(link, Reason.UNREAD)
 
-    def _watch(self, link: Link[ClientT]) -> None:
+    def watch(self, link: Link[ClientT]) -> None:
         """Read what comes from a client, unless there is a reason not to."""
         if not link.ending and link.client in self._links:
             self.loop.watch_readable(link.sock, None if self._holding else self._backlog.reader(link))
@@ -367,7 +359,7 @@ class Pump(Generic[ClientT]):
     # Clients
 
     def _welcome(self, arrivals: list[Arrival]) -> None:
-        """The system is asked about all of them at once, which takes a fraction of the time."""
+        """Take in new clients. Asking the system about all at once takes a fraction of the time."""
         guard = self._guard
         assert guard is not None, "it has listeners"
         for (sock, address), owner in zip(arrivals, guard.owners(arrivals), strict=True):
@@ -392,26 +384,22 @@ class Pump(Generic[ClientT]):
             is_here = isinstance(user, int) or _is_from_here(sock, address)
             link = self.door.link(self, sock, client, is_here=is_here)
         self._links[client] = link
-        self._watch(link)
-
-    def read_on(self, link: Link[ClientT]) -> None:
-        """Read from a client again whose handshake had to wait."""
-        self._watch(link)
+        self.watch(link)
 
     def admit(self, link: Link[ClientT], data: bytes) -> None:
-        """A client of this machine speaks plainly, and has sent this."""
+        """Serve a local client that speaks no TLS, and has sent this."""
         plain = self._links[link.client] = Link(self, link.sock, link.client)
-        self._watch(plain)
+        self.watch(plain)
         plain.on_readable(data)
 
     def note_error(self, client: ClientT, reason: str) -> None:
-        """A client is about to be closed because of what it did or did not do."""
+        """Record why a client is about to be closed."""
         client.why = reason
         logger.warning("closed %s: %s", client.peer, reason, extra={"peer": client.peer})
         self.core.note_error(client.peer, reason)
 
     def end(self, link: Link[ClientT]) -> None:
-        """Close, but not before all is sent, or the time for that is over."""
+        """Close a client that has ended, when all is sent, or the time for that is over."""
         link.flush()
         is_owed = link.unsent is not None or link.client.is_owed
         is_late = time.monotonic() > self.loop.turn.now + SLICE
@@ -424,7 +412,7 @@ class Pump(Generic[ClientT]):
             if is_owed:
                 self.core.end(link.client)
                 self.deliver()
-            else:  # very many leave at once, and others need not wait for that
+            else:  # many are leaving at once: others need not wait for that
                 self._leaving.append(link)
                 self._rest.go_on()
 
@@ -442,14 +430,14 @@ class Pump(Generic[ClientT]):
         if self._links.get(link.client) is not link:  # it is closed already
             return
         link.expect_no_room()
-        if not self._closed:  # or nobody will ask any more
+        if not self._closed:  # then nobody will ask for the counts
             link.count_bytes()
         self.let_go(link)
         link.close()
         self.deliver()
 
     def let_go(self, link: Link[ClientT]) -> None:
-        """Have one client less, and leave its socket as it is. It has been sent all (`Link.flush`)."""
+        """Forget a client, and leave its socket open. Call `Link.flush` before."""
         self.loop.watch_readable(link.sock, None)
         del self._links[link.client]
         self._backlog.forget(link)
@@ -457,15 +445,15 @@ class Pump(Generic[ClientT]):
         self.core.close(link.client)
 
     def take_over(self, link: Link[ClientT], client: ClientT, data: bytes) -> None:
-        """Serve the client of a link that another pump has let go of, and that has sent this."""
+        """Serve the client of a link that another pump has let go, and the bytes that it has sent."""
         link.move(self, client)
         self._links[client] = link
-        self._watch(link)
+        self.watch(link)
         link.rest_if_full()
         link.on_readable(data)
 
     def _enter(self, link: Link[ClientT], name: bytes) -> None:
-        """A client means the store of this name. There is only one here."""
+        """Refuse a client that names a store: there is only one here."""
         wanted = name.decode(errors="replace")
         self.refuse(
             link,

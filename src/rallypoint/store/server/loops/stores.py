@@ -1,9 +1,8 @@
 """A server with several stores at one address: one without a name, and others that clients name by ENTER.
 
-Each has a core and a pump of its own, so it is served, watched and written down as if it had a process to
-itself. They share the loop, and the sockets on which clients come: whoever names a store is handed on to its
-pump, with what it has sent. A store with a name begins empty when it is first named, and is dropped when
-nobody has used it for a minute.
+Each has a core and a pump of its own, as if it had a process to itself. They share the loop and the listening
+sockets: a client that names a store is handed on to its pump, with what it has sent. A named store begins
+empty when it is first named, and is dropped when nobody has used it for a minute.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from typing import Final
 
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.store.core.store import Connection, Core
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.loops.link import Link
 from rallypoint.store.server.loops.loop import Callback, Loop
 from rallypoint.store.server.loops.pump import Pump
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.encoding import VALIDATE
 
 _IDLE_TICKS: Final = 60
 
 
 class _NamedPump(Pump[Connection]):
-    """Serves the clients that have named one store."""
+    """Serves the clients of one named store."""
 
     def __init__(self, loop: Loop, core: Core, events: Events, lighten: Callback) -> None:
         """`lighten` is called when all stores together hold more than the limit held_bytes."""
         super().__init__(loop, core, (), events)
         self._lighten_all = lighten
         self.idle_ticks = 0
-        """For how long nobody has used it."""
+        """For how many ticks nobody has used it."""
 
     @property
     def is_idle(self) -> bool:
@@ -87,7 +86,7 @@ class StorePump(Pump[Connection]):
         self.core.clients.elsewhere = self.connections - super().connections
 
     def _lighten_all(self) -> None:
-        """What all stores hold together is bounded as what one holds: the heaviest client gives way."""
+        """Close the clients that hold the most, of all stores: the limit held_bytes is for all together."""
         self.core.budget.is_reported = False
         before = math.inf
         while not self._closed and self.core.budget.is_over and self.core.held < before:
@@ -97,7 +96,7 @@ class StorePump(Pump[Connection]):
             heaviest.deliver()
 
     def _lighten(self) -> None:
-        """Not at once: a pump that has work delivered closes nobody until that is done."""
+        """Soon, not now: a pump that is delivering closes nobody until it is done."""
         self.loop.later(0, self._lighten_all)
 
     # Names
@@ -141,7 +140,7 @@ class StorePump(Pump[Connection]):
         return pump
 
     def _make_room(self) -> None:
-        """Drop the store that nobody has used for the longest time."""
+        """Drop the store that has been unused for the longest time."""
         unused = [name for name, pump in self._named.items() if not pump.has_clients]
         if not unused:
             limit = self.core.limits.stores
@@ -150,7 +149,7 @@ class StorePump(Pump[Connection]):
 
     def _drop_store(self, name: bytes) -> None:
         pump = self._named.pop(name)
-        while pump.core.go_on():  # what sessions that have ended still hold is credited
+        while pump.core.go_on():  # until ended sessions hold nothing any more
             pass
         pump.close()
         self._tell_names()

@@ -1,9 +1,8 @@
-"""Where a server listens: only where its host name says.
+"""Where a server listens: only where its host name says. torch's own server binds every interface always.
 
-`localhost` and loopback addresses bind loopback alone; an address of this machine binds that address; a
-name that is not of this machine (a NAT's, a service's) binds every interface, with a warning, and
-so does a name of this machine that its hosts file maps to loopback, since others reach it elsewhere.
-torch's own server binds every interface always.
+`localhost` and loopback addresses bind loopback alone, an address of this machine that address. A name that
+is not of this machine (a NAT's, a service's) binds every interface, with a warning. So does a name of this
+machine that its hosts file maps to loopback, since others reach it elsewhere.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import logging
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from rallypoint.errors import BindError, PortInUseError, UsageError
 from rallypoint.store.machine.addresses import (
@@ -27,20 +26,18 @@ from rallypoint.store.machine.addresses import (
     is_own_address,
     reason_of,
 )
-from rallypoint.store.machine.ports import accept_backlog, holder_of
+from rallypoint.store.machine.system import accept_backlog, holder_of
 
 logger = logging.getLogger("rallypoint.server")
 
 BACKLOG = 65_535
-"""How many clients may wait to be accepted; the system cuts it down to what it allows for one socket."""
+"""How many clients may wait to be accepted; the system limits it for each socket."""
 
 _MOST_SOCKETS = 16
-
 _PORT_TRIES = 16
 
 
-@dataclass(frozen=True)
-class BindAddresses:
+class BindAddresses(NamedTuple):
     """Addresses to bind, and a warning about that choice (empty if there is none)."""
 
     addresses: tuple[str, ...]
@@ -48,19 +45,17 @@ class BindAddresses:
 
 
 ANY_PORT: Final = range(1)
-"""A free port, of the system's choice."""
+"""A free port that the system chooses."""
 
 
 def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket]:
-    """As `listen`, on the first of these ports that is free; BindError if there is none of several."""
+    """As `listen`, on the first free one of several ports; BindError if there is none."""
     if len(ports) == 1:
         return listen(host, ports[0], parts)
-    addresses = _choose(host, ports[0]).addresses
+    addresses = _choose(host, ports[0])
     for port in ports:
-        try:
+        with suppress(PortInUseError):
             return _listen_all(addresses, port, parts, asks_holder=False)
-        except PortInUseError:
-            continue
     raise BindError(
         f"all ports from {ports[0]} to {ports[-1]} are in use on this machine",
         hint="each job on it needs one: widen the range (--port-range, RALLYPOINT_PORT_RANGE)",
@@ -68,29 +63,24 @@ def listen_within(host: str, ports: range, parts: int = 1) -> list[socket.socket
 
 
 def listen(host: str, port: int, parts: int = 1) -> list[socket.socket]:
-    """Sockets that listen on `port` (0: a free one, the same for all) of the addresses that `host` means.
+    """Sockets that listen on `port` (0: a free one, the same for all) of the addresses of `host`.
 
-    `parts`: how many processes will have a part of them (see `share_out`).
-
-    Raises PortInUseError, which names the process that holds the port if the system tells, BindError or
-    UsageError.
+    `parts`: how many processes will share them (see `share_out`). Raises PortInUseError, which names the
+    process that holds the port if the system tells, BindError or UsageError.
     """
-    choice = _choose(host, port)
-    for _ in range(_PORT_TRIES - 1):
-        try:
-            return _listen_all(choice.addresses, port, parts)
-        except PortInUseError:
-            # With port 0, what is free on the first address may be taken on the second.
-            if port or len(choice.addresses) == 1:
-                raise
-    return _listen_all(choice.addresses, port, parts)
+    addresses = _choose(host, port)
+    if port == 0 and len(addresses) > 1:  # what is free on the first address may be taken on the second
+        for _ in range(_PORT_TRIES - 1):
+            with suppress(PortInUseError):
+                return _listen_all(addresses, port, parts, asks_holder=False)
+    return _listen_all(addresses, port, parts)
 
 
 def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socket.socket]]:
-    """Which of these sockets each of some processes is to accept from.
+    """The sockets that each of several processes accepts from.
 
     On Linux each has its own, and the system spreads the clients over them evenly. Elsewhere all accept from
-    the same ones, and whoever is free takes the next client.
+    the same ones, and a free process takes the next client.
     """
     if sys.platform != "linux" or len(listeners) % parts:
         return [list(listeners)] * parts
@@ -98,40 +88,41 @@ def share_out(listeners: Sequence[socket.socket], parts: int) -> list[list[socke
 
 
 def reserve(host: str, port: int) -> list[socket.socket]:
-    """Sockets that are bound as those of `listen`, but do not listen: until they do, a connect is refused."""
-    addresses = _choose(host, port).addresses
+    """Sockets bound as those of `listen`, but not listening yet: a connect is refused."""
+    addresses = _choose(host, port)
     first = reserve_again([(addresses[0], port)])
     return first + reserve_again((each, first[0].getsockname()[1]) for each in addresses[1:])
 
 
 def reserve_again(places: Iterable[Any]) -> list[socket.socket]:
-    """As `reserve`, at the very addresses of sockets that are closed now."""
+    """As `reserve`, at the addresses of sockets that are closed by now."""
     sockets: list[socket.socket] = []
     for address, port, *_ in places:
         try:
-            sockets.append(_bind(address, port))
+            sockets.append(_open(address, port, listens=False))
         except OSError as error:
             raise _bind_failure(address, port, error) from error
     return sockets
 
 
-def _choose(host: str, port: int) -> BindAddresses:
+def _choose(host: str, port: int) -> tuple[str, ...]:
+    """The addresses to bind. A surprising choice is logged; UsageError for what is no host or port."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"port {port} does not exist", hint="ports go from 0 (any free one) to 65535")
-    choice = addresses_for(host)
-    if choice.warning:
-        logger.warning("%s", choice.warning)
-    return choice
+    addresses, warning = addresses_for(host)
+    if warning:
+        logger.warning("%s", warning)
+    return addresses
 
 
 def try_port(host: str, port: int) -> None:
-    """Raise the errors of `listen` that binding alone shows. Nobody can connect meanwhile."""
+    """Raise the errors of `listen` that show when binding. Nobody can connect meanwhile."""
     for address in addresses_for(host).addresses:
         reserve_again([(address, port)])[0].close()
 
 
 def adopt(fd: int) -> socket.socket:
-    """The socket behind a file descriptor that the caller has bound, listening from now on."""
+    """Listen on a socket that the caller has bound, and passes as a file descriptor."""
     try:
         listener = socket.socket(fileno=fd)
     except (OSError, ValueError) as error:
@@ -168,17 +159,13 @@ def addresses_for(host: str) -> BindAddresses:
     addresses = addresses_of(host)
     ours = tuple(filter(is_own_address, addresses))
     if ours and not is_numeric(host) and all(map(is_loopback, ours)):
-        return BindAddresses(
-            (_everything(),),
-            f"{host} is a loopback address here, but not on other machines: listening on every interface",
-        )
-    if ours:
+        why = f"{host} is a loopback address here, but not on other machines"
+    elif ours:
         return BindAddresses(ours)
-    known = ", ".join(addresses) or "nothing"
-    return BindAddresses(
-        (_everything(),),
-        f"{host} (which resolves to {known}) is not an address of this machine: listening on every interface",
-    )
+    else:
+        known = ", ".join(addresses) or "nothing"
+        why = f"{host} (which resolves to {known}) is not an address of this machine"
+    return BindAddresses((_everything(),), f"{why}: listening on every interface")
 
 
 def resolves(host: str) -> bool:
@@ -217,8 +204,6 @@ def _listen_all(
 def _listen_on(address: str, port: int, parts: int, asks_holder: bool) -> list[socket.socket]:
     """Sockets that listen on one address: several, if the system cuts down the backlog of each.
 
-    As many for each part, where the system spreads clients over them.
-
     The first must get the port alone, so that a port in use is noticed, also if others share it.
     """
     try:
@@ -235,17 +220,7 @@ def _listen_on(address: str, port: int, parts: int, asks_holder: bool) -> list[s
     return listeners
 
 
-def _open(address: str, port: int, *, shared: bool = False) -> socket.socket:
-    listener = _bind(address, port, shared=shared)
-    try:
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
+def _open(address: str, port: int, *, shared: bool = False, listens: bool = True) -> socket.socket:
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         if sys.platform == "win32":
@@ -258,6 +233,8 @@ def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
         if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
         listener.bind((address, port))
+        if listens:
+            listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -265,8 +242,7 @@ def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def _sockets_for(parts: int) -> int:
-    """How many sockets it takes for `BACKLOG` clients to wait, and as many for each part, where Linux spreads
-    clients over them.
+    """How many sockets it takes for `BACKLOG` clients to wait, a multiple of `parts`; 1 except on Linux.
 
     A client that does not fit tries again a second later, so in a storm a short backlog costs seconds.
     """
@@ -279,7 +255,7 @@ def _sockets_for(parts: int) -> int:
 def _bind_failure(
     address: str, port: int, error: OSError, *, asks_holder: bool = True
 ) -> PortInUseError | BindError:
-    """`asks_holder`: the system is asked which process has the port, which may take seconds."""
+    """`asks_holder`: look up which process has the port, which may take seconds."""
     # On Windows, a port that another holds for itself alone is forbidden.
     if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
         holder = holder_of(port) if asks_holder else None

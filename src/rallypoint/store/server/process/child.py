@@ -1,4 +1,4 @@
-"""What runs in a hosted server process: `hosting` starts it, and speaks with it over a `line`."""
+"""What runs in a hosted server process, which `hosting` starts and commands over a `line`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.store.core.store import Core
+from rallypoint.store.server.events import Events
 from rallypoint.store.server.guard.secret import Secret, set_process_secret
-from rallypoint.store.server.loops.backend import Choice, make_loop
+from rallypoint.store.server.loops.backend import Choice, load_loop, make_loop
 from rallypoint.store.server.loops.loop import Loop
 from rallypoint.store.server.loops.pump import Pump, about_this_process
 from rallypoint.store.server.loops.stores import StorePump
 from rallypoint.store.server.process.line import Host, Order
 from rallypoint.store.server.process.startup import EVENTS_VARIABLE, door_for, settle_in
-from rallypoint.store.server.reporting.events import Events
 from rallypoint.store.wire.limits import Limits
 
 logger = logging.getLogger("rallypoint.server")
@@ -30,7 +30,7 @@ _FOR_RANKS = ("SIGINT", "SIGBREAK", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals of a terminal and of schedulers, which send them to every process of a job."""
 
 Builder = Callable[[Order, Loop, list[socket.socket]], Pump[Any]]
-"""Makes a pump that serves on these sockets. It may take some out of the list that are for another use."""
+"""Makes a pump that serves on these sockets. It may take some out of the list for another use."""
 
 
 def main() -> None:
@@ -44,11 +44,11 @@ def _build(order: Order, loop: Loop, listeners: Sequence[socket.socket]) -> Pump
 
 
 def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Core, Events]:
-    """The store that is asked for, and where its events go."""
+    """The store that the order asks for, and where its events go."""
     events = Events()
     try:
         events = Events(os.environ.get(EVENTS_VARIABLE, ""))
-    except UsageError as error:  # a job does not fail because nobody can write down how it went
+    except UsageError as error:  # no reason to fail a job
         logger.warning("the variable %s: %s", EVENTS_VARIABLE, error.message)
     core = Core(
         Limits(**order["limits"]),
@@ -62,11 +62,12 @@ def make_core(order: Order, loop: Loop, *, has_names: bool = False) -> tuple[Cor
 
 
 def run(build: Builder) -> None:
-    """Serve as ordered, until the parent ends or has no need of this process any more."""
+    """Serve as ordered, until the parent ends or ends this process."""
     for name in _FOR_RANKS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle_in(logging.WARNING)
+    load_loop()  # the order may come much later, and is in a hurry then
     host = Host()
     given = host.read_order()
     if given is not None:
@@ -95,7 +96,7 @@ def _serve(host: Host, build: Builder, order: Order, listeners: list[socket.sock
 
 
 class _Life:
-    """When to end: with the parent, or, if it was told to stay for them, with the last client after that."""
+    """Decides when to end: with the parent, or, if ordered to stay, with the last client after that."""
 
     def __init__(self, pump: Pump[Any], host: Host, *, stays_for_clients: bool) -> None:
         self._pump = pump
@@ -119,20 +120,17 @@ class _Life:
             self._leave()
 
     def _leave(self) -> None:
-        """The parent has gone, or has let go of the server."""
+        """Note that the parent has gone, or has let go of the server."""
         self._left = True
         if not self._stays_for_clients or not self._pump.has_clients:
             self._pump.loop.stop()
 
     def wind_down(self) -> None:
-        """On SIGTERM, maybe to all processes of the job: end with the last client.
-
-        Ranks that are told to end may need the store until they have.
-        """
+        """On SIGTERM, which the whole job may have got: end with the last client."""
         self._left = True
 
     def check(self) -> None:
-        """To be called once a second."""
+        """Called once a second."""
         if self._host.has_ended:
             self._leave()
         if self._left and not self._pump.has_clients:

@@ -1,12 +1,11 @@
-"""The store server in a process of its own.
+"""The store server in a process of its own: as a thread it would share the interpreter lock with a training.
 
-A thread of a training process would fight with it for the interpreter lock, so the server always is a
-process. The parent binds and listens, so there is no race for the port; the child serves the sockets that
-it is handed, says when it is ready, and ends when its parent does, however that ends, unless it was told
-to stay for its clients, or to end even before, with the connections that own it.
+The parent binds and listens, so there is no race for the port. The child serves the sockets that it is
+handed, reports when it is ready, and ends with its parent, however that ends; or later, with its last client,
+or earlier, with the connections that own it (`Lifespan`).
 
-`ServerProcess` starts a process, gives it its order, and ends it. It can be started before it is known what
-it is to serve. `HostedServer` is a server that serves, with a count of the stores that use it.
+`ServerProcess` is a process that may be started before its order is known. `HostedServer` is one that serves,
+with a count of the stores that use it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ START_SECONDS = 60.0
 
 _STOP_SECONDS = 5.0
 
-# The child finds the modules where its parent does, but not in the folder it happens to stand in.
+# The child finds modules where its parent does, but not in its current folder.
 _BOOTSTRAP = """# a server process of rallypoint
 import sys
 del sys.path[0]
@@ -67,7 +66,7 @@ STORE_SERVER = ServerKind("store server", "rallypoint.store.server.process.child
 
 
 class ServerProcess:
-    """A server process of this process: it waits for its order, or serves."""
+    """A child process that waits for its order, or serves."""
 
     def __init__(self, kind: ServerKind) -> None:
         self.kind = kind
@@ -79,17 +78,17 @@ class ServerProcess:
         return self.popen.poll() is None
 
     def give(self, order: dict[str, object], sockets: Sequence[socket.socket]) -> None:
-        """Send it its order and the sockets to serve on. It will answer."""
+        """Send its order and the sockets to serve on. `await_answer` comes next."""
         try:
             give(self.popen, order, sockets)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended; its exit code comes when its answer is awaited
+            pass  # it has ended: `await_answer` reports how
         except OSError as error:
             self.end()
             raise ServerStartError(f"the {self.kind.name} cannot be given its sockets: {error}") from error
 
     def await_answer(self) -> dict[str, str]:
-        """Its answer to the order; ServerStartError if it ends, is silent for too long, or failed."""
+        """Its answer to the order; ServerStartError if it has ended or failed, or does not answer."""
         name, deadline = self.kind.name, time.monotonic() + START_SECONDS
         said = ""
         while not (line := self._read_line(deadline)).startswith(ANSWER_MARK):
@@ -106,7 +105,7 @@ class ServerProcess:
 
     def _read_line(self, deadline: float) -> str:
         stdout = pipe(self.popen.stdout)
-        if sys.platform != "win32":  # pipes cannot be polled there; the child always answers or ends
+        if sys.platform != "win32":  # where pipes cannot be polled; but the child always answers or ends
             with selectors.DefaultSelector() as selector:
                 selector.register(stdout, selectors.EVENT_READ)
                 if not selector.select(max(0.0, deadline - time.monotonic())):
@@ -145,8 +144,8 @@ def _spawn(kind: ServerKind) -> subprocess.Popen[bytes]:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environ,
-                bufsize=0,  # so that what can be read is in the pipe, where it can be waited for
-                start_new_session=True,  # what a terminal or a launcher does to its group is not meant for it
+                bufsize=0,  # so that unread bytes are in the pipe, which a selector sees
+                start_new_session=True,  # signals of a terminal or launcher to the group do not reach it
             )
             process.stdin = FileIO(ours.detach(), "w")
             return process
@@ -163,7 +162,7 @@ def ending(code: int) -> str:
 
 
 def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a server process that the process `owner` started, and wait for it. Does nothing in a fork."""
+    """End a child of the process `owner`, and wait for it. Does nothing in a fork of that."""
     if os.getpid() != owner:
         return
     try:
@@ -171,7 +170,7 @@ def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
     except (OSError, ValueError):  # it has ended, or its standard input is closed
         pass
     for each in (process.stdin, process.stdout):
-        with suppress(OSError):  # what was to be written has nobody to read it any more
+        with suppress(OSError):  # its reader is gone
             pipe(each).close()
     try:
         process.wait(_STOP_SECONDS)
@@ -181,7 +180,7 @@ def end_process(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 class HostedServer:
-    """A server process of this process, and how many stores use it; the last one to let go ends it."""
+    """A child process that serves, counting the stores that use it; the last one to release it ends it."""
 
     def __init__(self, process: ServerProcess, listeners: Sequence[socket.socket], backend: str) -> None:
         self.address = reachable_at(listeners[0])
@@ -201,9 +200,9 @@ class HostedServer:
         return self.address[1]
 
     def abandon(self, seconds: float = 0.0) -> None:
-        """Leave a server that stays for its clients to them: it ends with the last, or now if it has none.
+        """Leave a server that stays to its clients: it ends with the last one, or now if there is none.
 
-        Waits up to `seconds` for it to end.
+        Waits up to `seconds` for that.
         """
         if self._owner != os.getpid():
             return
@@ -214,10 +213,10 @@ class HostedServer:
                 for each in (popen.stdin, popen.stdout):
                     pipe(each).close()
                 if not self.await_end(seconds):
-                    popen.returncode = 0  # or Python would complain that it still runs
+                    popen.returncode = 0  # or Python would warn that it still runs
 
     def await_end(self, seconds: float | None) -> bool:
-        """Whether the process ends within `seconds`; None: wait as long as it takes."""
+        """Whether the process ends within `seconds`; None: wait for ever."""
         try:
             self._process.popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -230,7 +229,7 @@ class HostedServer:
         return "" if code is None else ending(code)
 
     def listens_for(self, host: str) -> bool:
-        """Whether it listens wherever a server for `host` would."""
+        """Whether it listens on all addresses of `host`."""
         return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(addresses_for(host).addresses)
 
     def retain(self) -> bool:
@@ -256,10 +255,10 @@ class Lifespan:
     """How long a server process serves; by default, as long as its parent lives."""
 
     owner_key: str = ""
-    """If given: only until the last connection has closed that deleted this key (see `Core`)."""
+    """If given, the server ends when the last connection that deleted this key has closed (see `Core`)."""
 
     stays_for_clients: bool = False
-    """A parent that dies leaves it to its clients: it ends when the last of them has gone."""
+    """Whether it outlives its parent, until its last client has gone."""
 
 
 WITH_PARENT = Lifespan()
@@ -284,16 +283,10 @@ def host_server(
 def whole_order(
     order: dict[str, object], limits: Limits, backend: Choice, lifespan: Lifespan = WITH_PARENT
 ) -> dict[str, object]:
-    """An order with what all server processes need besides."""
+    """An order with what every server process needs. Nobody else reads the pipe, so it has the secret."""
     secret = job_secret()
-    text = secret.text if secret is not None else ""  # a pipe: nobody else reads it
-    return {
-        **order,
-        "backend": backend.value,
-        "limits": asdict(limits),
-        "secret": text,
-        **asdict(lifespan),
-    }
+    text = secret.text if secret is not None else ""
+    return {**order, "backend": backend.value, "limits": asdict(limits), "secret": text, **asdict(lifespan)}
 
 
 def host_on(
@@ -305,9 +298,9 @@ def host_on(
     lifespan: Lifespan = WITH_PARENT,
     prepared: ServerProcess | None = None,
 ) -> HostedServer:
-    """Let a process serve on these sockets, and wait until it does: the one that is prepared, or a new one.
+    """Let a prepared or a new process serve on these sockets, and wait until it does.
 
-    `order` is passed on to its module. The sockets are closed here.
+    Its module gets `order`. The sockets are closed here.
     """
     began = time.monotonic()
     try:
@@ -322,7 +315,7 @@ def host_on(
     finally:
         for each in sockets:
             each.close()
-    # At the end of this process it loses its standard input, and decides for itself.
+    # At the end of this process, the child loses its standard input, and decides for itself.
     server._stop.atexit = not lifespan.stays_for_clients
     if answer["warning"]:
         logger.warning("%s", answer["warning"])
@@ -336,7 +329,7 @@ _sharing = threading.Lock()
 
 
 def _share_anew() -> None:
-    """A fork has no servers, and a thread of its parent may have been starting one."""
+    """Forget the servers of the parent after a fork; one of its threads may hold the lock."""
     global _sharing
     _sharing = threading.Lock()
     _shared.clear()
@@ -349,7 +342,7 @@ if hasattr(os, "register_at_fork"):
 def share_server(
     host: str, port: int, *, backend: Choice = Choice.AUTO, listen_fd: int | None = None
 ) -> HostedServer:
-    """The server of this process on `port`, if there is one that is shared; else a new one, to be shared."""
+    """The shared server of this process on `port`, which is started if there is none."""
     with _sharing:
         server = _shared.get(port)
         if server is None or not server.retain():
@@ -357,7 +350,7 @@ def share_server(
             _shared[server.port] = server
             return server
     if listen_fd is not None:
-        os.close(listen_fd)  # it was given to us, and is not needed
+        os.close(listen_fd)  # it is ours, and not needed
     if not server.listens_for(host):
         logger.warning("port %d is served already, but not where %s says: on %s", port, host, server.places)
     return server

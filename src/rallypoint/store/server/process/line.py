@@ -1,11 +1,11 @@
-"""The line between a server process and the process that hosts it: orders go one way, answers the other.
+"""The line between a server process and its host, the process that started it: orders down, answers up.
 
-Orders come on standard input, which is a Unix socket, so that sockets to serve on come with them; on Windows
-it is a pipe, and copies of the sockets stand behind the order. An order is its length, then JSON. A length
-that no order has is a word of its own. When the line ends, the host is gone, or has let go of the process.
+Orders come on standard input. This is a Unix socket, which carries the sockets to serve on as well; on
+Windows it is a pipe, and copies of the sockets follow the order. An order is its length, then JSON; length 0
+means: end now. When the line closes, the host is gone, or has let go of the process.
 
-Answers are lines on what was standard output at the start, each with a mark. Lines without it come from
-whatever else an interpreter runs at its start, and are not ours.
+Answers are marked lines on what was standard output at the start. Lines without the mark come from whatever
+else an interpreter runs at its start.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import IO, Any, Final
 _HEAD: Final = Struct("<Q")
 
 END_NOW: Final = _HEAD.pack(0)
-"""The last word to a process that is not to stay for its clients."""
+"""Ends a process even if it stays for its clients otherwise."""
 WORD_BYTES: Final = _HEAD.size
 
 ANSWER_MARK: Final = "rallypoint answers: "
-"""Stands before each answer."""
+"""Begins each answer."""
 
 _CHECK_SECONDS: Final = 1.0
-_AT_ONCE: Final = 200  # no system takes many more sockets at once
+_AT_ONCE: Final = 200  # sockets in one message: no system takes many more
 
 Order = dict[str, Any]
-"""What the host asks for."""
+"""What the host wants served, and how."""
 
 
 def give(process: Popen[bytes], order: Order, sockets: Sequence[socket.socket]) -> None:
-    """Give a process its order, and sockets to serve on. OSError if it has ended."""
+    """Send a process its order, and the sockets to serve on. OSError if it has ended."""
     line = pipe(process.stdin)
     shares: list[bytes] = []
     if sys.platform == "win32":
@@ -56,14 +56,14 @@ def give(process: Popen[bytes], order: Order, sockets: Sequence[socket.socket]) 
 
 
 def _socket_of(file: int) -> socket.socket:
-    """Another descriptor of a socket, which blocks, whatever is the default in this process."""
+    """Another descriptor of a socket, blocking whatever the default of this process is."""
     made = socket.socket(fileno=os.dup(file))
     made.settimeout(None)
     return made
 
 
 def pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    """An end of the line; all hosted processes have it."""
+    """An end of the line, which every hosted process has."""
     assert pipe is not None
     return pipe
 
@@ -77,38 +77,38 @@ def _dup_above_standard_files(file: int) -> int:
 
 
 class Host:
-    """The process that hosts this one. Made once, at the start: then nothing else reaches it by accident."""
+    """The host of this process. Made once, at the start: from then on nothing else prints to the host."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
         self._commands = sys.stdin.buffer
         sys.stdout.flush()
         self._answers = _dup_above_standard_files(sys.stdout.fileno())
-        # What is printed from here on is for people, or for nobody.
+        # From here on, `print` goes to standard error.
         elsewhere = sys.stderr.fileno() if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
         os.dup2(elsewhere, sys.stdout.fileno())
 
     def fileno(self) -> int:
-        """The file that can be read when there is a word, or the end."""
+        """The file that is readable when a word has come, or the end."""
         return self._commands.fileno()
 
     def read_word(self) -> bytes:
-        """The next word; nothing: the line has ended. Waits for it."""
+        """Wait for the next word; empty if the line has ended."""
         return os.read(self.fileno(), WORD_BYTES)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the host is known to have ended: this process has got another parent. Not on Windows.
+        """Whether this process has another parent by now. Never on Windows.
 
-        The line alone does not tell: if the host forked, its children have it as well, and may outlive it.
+        The line alone does not tell: forks of the host have it as well, and may outlive the host.
         """
         return sys.platform != "win32" and os.getppid() != self._parent
 
     def await_end(self) -> None:
         """Wait until the host has ended, or has let go of this process.
 
-        On Windows a pipe cannot be polled. This reads below the buffer: its lock would be held when the
-        process ends for another reason, and Python would abort.
+        On Windows a pipe cannot be polled. So this reads, and below the buffer: a process that ends while a
+        thread holds the buffer's lock is aborted by Python.
         """
         if sys.platform == "win32":
             while self.read_word():
@@ -118,7 +118,7 @@ class Host:
                 pass
 
     def read_order(self) -> tuple[Order, list[socket.socket]] | None:
-        """The next order, and the sockets that come with it; None: there is none, or the host has ended."""
+        """Wait for the next order and its sockets; None: to end now, or the host has ended."""
         if sys.platform == "win32":
             head = self._commands.read(WORD_BYTES)
             if head in (b"", END_NOW):
@@ -143,7 +143,7 @@ class Host:
         return order, sockets
 
     def answer(self, message: dict[str, str]) -> None:
-        """Answer, on a line of its own, whatever else has been printed."""
+        """Send an answer, on a line of its own whatever else has been printed."""
         try:
             os.write(self._answers, f"\n{ANSWER_MARK}{json.dumps(message)}\n".encode())
         except OSError:  # it has ended

@@ -1,4 +1,4 @@
-"""The first steps of a process that does nothing but serve a store: its log, its limits."""
+"""The first steps of a process that only serves a store: its log, its limits, its door."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 from rallypoint.errors import UsageError
 from rallypoint.store.core.turn import PeerLimit
 from rallypoint.store.machine.addresses import is_loopback, plain_host
-from rallypoint.store.machine.resources import memory_bytes
+from rallypoint.store.machine.system import memory_bytes
 from rallypoint.store.server.guard.other_users import looks_at_users
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.wire.limits import Limits
@@ -35,13 +35,9 @@ if TYPE_CHECKING:
     from rallypoint.store.server.loops.guarded import Door
     from rallypoint.store.server.loops.loop import Loop
 
-    _StreamHandler = logging.StreamHandler[TextIO]
-else:
-    _StreamHandler = logging.StreamHandler  # not subscriptable before Python 3.11
-
 
 class _StreamOfThread:
-    """Text for a stream, written by a thread: for Windows, where no stream says that it would wait."""
+    """A stream that a thread writes to: for Windows, where no stream tells that a write would block."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -65,7 +61,7 @@ class _StreamOfThread:
             try:
                 self._stream.write(text)
                 self._stream.flush()
-            except (OSError, ValueError):  # nobody will ever read it
+            except (OSError, ValueError):  # its reader is gone
                 pass
 
     def _finish(self) -> None:
@@ -74,13 +70,12 @@ class _StreamOfThread:
             self._writer.join(_FINISH_SECONDS)
 
 
-class DroppingHandler(_StreamHandler):
-    """Logs to standard error, and drops what would stop the server, or fill the disk.
+class DroppingHandler(logging.StreamHandler):  # type: ignore[type-arg] # not subscriptable in Python 3.10
+    """Logs to standard error, and drops lines that would block the server, or fill the disk.
 
-    Lines that nobody reads are dropped: a server must not stand still for its log. A pipe that can be written
-    takes at least 4,096 bytes at once, so lines are cut to less than that. Of lines about trouble with a
-    client, which have a `peer`, a few a second are written for each kind and peer. What was dropped is
-    counted, and said later. A line may hold what clients have sent: a terminal obeys nothing in it.
+    A writable pipe takes at least 4,096 bytes at once, so lines are cut to less than that. Lines about
+    trouble with a client have a `peer`: a few a second are written for each kind and peer. Dropped lines are
+    counted, and reported later. Lines may quote what clients have sent: control characters are escaped.
     """
 
     def __init__(self) -> None:
@@ -88,7 +83,7 @@ class DroppingHandler(_StreamHandler):
         self._thread: _StreamOfThread | None = None
         if sys.platform == "win32" and sys.stderr is not None:
             self._thread = _StreamOfThread(sys.stderr)
-            self.stream = cast(TextIO, self._thread)  # what a handler asks of a stream
+            self.stream = cast(TextIO, self._thread)  # it has all that a handler needs
         self._unread = 0
         self._limit = PeerLimit()
         self._timer: threading.Timer | None = None
@@ -115,12 +110,12 @@ class DroppingHandler(_StreamHandler):
         super().emit(record)
 
     def _start_timer(self) -> threading.Timer | None:
-        """Have it told that lines were left out, also if no other line comes."""
+        """Report that lines were left out, also if no other line comes."""
         timer = threading.Timer(_TELL_SECONDS, self._on_timer)
         timer.daemon = True
         try:
             timer.start()
-        except RuntimeError:  # the system has no thread to give: the next line tells it
+        except RuntimeError:  # the system gives no thread: the next line reports it
             return None
         return timer
 
@@ -152,27 +147,24 @@ class DroppingHandler(_StreamHandler):
 LIMITS_VARIABLE = "RALLYPOINT_LIMITS"
 
 EVENTS_VARIABLE = "RALLYPOINT_EVENTS"
-"""The file to which store servers write their events that are no command of their own."""
+"""The events file of hosted store servers."""
 
-# A collection looks at every object. Connections come and go without leaving cycles, so a storm of
-# them should not set off one collection after the other, as the default of 700 would.
+# A collection visits every object. Connections leave no cycles, so a storm of them should not cause one
+# collection after the other, as the default of 700 would.
 _COLLECT_AFTER = 100_000
 
 
 def settle_in(log_level: int) -> None:
-    """Make this process fit for many connections, and log to standard error without ever waiting for it."""
+    """Prepare this process for many connections, and log to standard error without ever blocking."""
     logging.basicConfig(handlers=[DroppingHandler()], level=log_level, format="rallypoint: %(message)s")
-    logging.raiseExceptions = False  # a line for which there is no memory is lost
+    logging.raiseExceptions = False  # without memory for a line, the line is lost
     _raise_file_limit()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
 
 
 def limits_of_environment() -> Limits:
-    """The limits for this machine, as the variable RALLYPOINT_LIMITS changes them.
-
-    That has NAME=VALUE pairs, with commas between them.
-    """
+    """The limits for this machine, changed by the variable RALLYPOINT_LIMITS: NAME=VALUE,..."""
     memory = memory_bytes()
     limits = Limits() if memory is None else Limits().within(memory)
     try:
@@ -182,9 +174,9 @@ def limits_of_environment() -> Limits:
 
 
 def door_for(loop: Loop, listeners: Iterable[socket.socket]) -> Door | None:
-    """What clients of these sockets come through, if this process has a secret.
+    """The door for clients of these sockets, if this process has a secret and they can come from elsewhere.
 
-    UsageError if there can be no certificate, which TLS needs.
+    UsageError if no certificate can be had.
     """
     secret = job_secret()
     hosts = [plain_host(listener.getsockname()) for listener in listeners]

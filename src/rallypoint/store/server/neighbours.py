@@ -1,8 +1,8 @@
-"""The processes behind the clients of this machine, found by a child process while the loop goes on.
+"""Finds the processes behind the clients of this machine, in a child process while the loop goes on.
 
-`neighbours_program` is the program that the child runs, and says what can be found. `ProcessNames` starts it
-only when the core asks, one at a time, with a pause after each; a thread waits for it (`Search`). If anything
-goes wrong with it, no process is known.
+The child runs `neighbours_program`, which says what can be found. `ProcessNames` starts it only when the core
+asks, one at a time, with a pause after each; a thread waits for it (`Search`). If it fails, no process is
+known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_SECONDS = 5.0
 """How long a search may take. With thousands of sockets it takes less than one."""
 
 PAUSE_SECONDS = 2.0
-"""Until the next search; meanwhile, what the last one has found is used."""
+"""For how long the result of a search is used again."""
 
 _POLL_SECONDS: Final = 0.01
 _CLOSE_SECONDS: Final = 1.0
@@ -40,13 +40,13 @@ _NAMED_AT_ONCE: Final = 500
 _START: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from rallypoint.store.server.reporting.neighbours_program import main
+from rallypoint.store.server.neighbours_program import main
 main()
 """
 
 
 class Process(NamedTuple):
-    """A process of this machine, and the rank that it was started as; -1: not known."""
+    """A process of this machine, and the rank that it was started as; -1: unknown."""
 
     pid: int
     rank: int = -1
@@ -59,13 +59,13 @@ Found = Mapping[tuple[str, int], Process]
 
 
 def command_for(ports: Iterable[int]) -> list[str]:
-    """The command that looks for the clients of these ports."""
+    """The command that finds the clients of these ports."""
     path = json.dumps([entry for entry in sys.path if entry])
     return [sys.executable, "-I", "-S", "-c", _START, path, *map(str, sorted(set(ports)))]
 
 
 class Search(threading.Thread):
-    """One run of the program, which begins at once. When it has ended, `found` is what it has found."""
+    """One run of the program, which begins at once. When it has ended, `found` has the result."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(name="rallypoint-neighbours", daemon=True)
@@ -73,13 +73,13 @@ class Search(threading.Thread):
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing = False
         self.began = self.ended = time.monotonic()
-        """It says nothing of clients that have connected since it began."""
+        """The result says nothing of clients that have connected since it began."""
         self.found: Found = {}
         self.error: Exception | None = None
-        """Why nothing was found. TimeoutExpired, if the machine is too busy, says nothing of any client."""
+        """Why nothing was found. After a TimeoutExpired (a busy machine), it is worth another try."""
         try:
             self.start()
-        except RuntimeError as error:  # the system has no thread to give
+        except RuntimeError as error:  # the system gives no thread
             self.error = error
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class Search(threading.Thread):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # what a terminal or a launcher does to the server's group is not for it
+            start_new_session=True,  # signals to the server's group do not reach it
         ) as process:
             self._process = process
             try:
@@ -110,7 +110,7 @@ class Search(threading.Thread):
         return output
 
     def close(self) -> None:
-        """End the process, and wait for that; not for ever, as the system may hold it up."""
+        """End the process, and wait for that, but not for ever: the system may hold it up."""
         self._is_closing = True
         if self._process is not None:
             self._process.kill()
@@ -119,9 +119,9 @@ class Search(threading.Thread):
 
 
 def _read(output: bytes) -> Found:
-    """What the program prints; ValueError or TypeError for anything else."""
+    """Parse what the program prints; ValueError or TypeError for anything else."""
     found: dict[tuple[str, int], Process] = {}
-    for line in output.splitlines():  # by small steps: while a thread reads JSON, the loop stands still
+    for line in output.splitlines():  # in small steps: while a thread parses JSON, the loop stands still
         pid, rank, local_rank, world_size, ends = json.loads(line)
         process = Process(pid, rank, local_rank, world_size)
         found.update(dict.fromkeys(map(tuple, ends), process))
@@ -129,10 +129,7 @@ def _read(output: bytes) -> Found:
 
 
 class ProcessNames:
-    """Names the clients of one server or relay by their processes, when a snapshot is made.
-
-    Close it before the loop.
-    """
+    """Names the clients of a server or relay by their processes, for a snapshot. Close it before the loop."""
 
     def __init__(
         self,
@@ -150,11 +147,7 @@ class ProcessNames:
         self._has_failed = False
 
     def find(self) -> None:
-        """Name the clients that have no name, in later turns of the loop. The core asks once at a time.
-
-        The system knows the clients by the ports of the listeners. Soon after a search, its result is used
-        again.
-        """
+        """Name the clients that have no name, in later turns of the loop. The core asks once at a time."""
         if not self._command:
             self._core.processes_found()
             return
@@ -164,7 +157,7 @@ class ProcessNames:
         self._loop.later(0, partial(self._await, self._search, nameless))
 
     def close(self) -> None:
-        """End what is running; nobody is named any more."""
+        """End a search that is running, and name nobody any more."""
         self._is_closed = True
         if self._search is not None:
             self._search.close()
@@ -181,10 +174,10 @@ class ProcessNames:
         self._name(search, nameless)
 
     def _name(self, search: Search, clients: Sequence[Client]) -> None:
-        """Some at a time: there may be thousands."""
+        """Name some clients at a time: there may be thousands."""
         for client in clients[:_NAMED_AT_ONCE]:
             if client.since >= search.began:
-                continue  # the process that was found may be another one, which had this address before
+                continue  # another process may have had this address before
             address, _, port = client.peer.rpartition(":")
             process = search.found.get((address, int(port)))
             client.tries += not isinstance(search.error, subprocess.TimeoutExpired)

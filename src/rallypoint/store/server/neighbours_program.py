@@ -48,7 +48,7 @@ class Connection(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What the environment of a process says of its rank; -1: not told."""
+    """The rank that the environment of a process names; -1: unknown."""
 
     rank: int = -1
     local_rank: int = -1
@@ -81,7 +81,7 @@ def look(ports: Collection[int]) -> list[tuple[int, int, int, int, list[Address]
 
 
 def clients_of(connections: Collection[Connection], ports: Collection[int]) -> dict[Address, int]:
-    """The clients of some ports on this machine: how the server calls each of them, and its process."""
+    """The clients of some ports on this machine: the address that `accept` gives, and the process."""
     named = {
         (_plain(each.remote), _plain(each.local)): each.remote
         for each in connections
@@ -96,7 +96,7 @@ def clients_of(connections: Collection[Connection], ports: Collection[int]) -> d
 
 
 def _plain(address: Address) -> Address:
-    """IPv4 as it is, also on a socket of IPv6: the two ends of a connection may differ in that."""
+    """An IPv4 address in its own form, also on an IPv6 socket: the two ends may differ in that."""
     return address[0].removeprefix("::ffff:"), address[1]
 
 
@@ -108,7 +108,7 @@ def _established() -> list[Connection]:
 
 
 def _of_clients(connections: Iterable[Any], pid: int | None = None) -> list[Connection]:
-    """The established ones; `pid` is the process of those that name none."""
+    """The established connections; `pid` is the process of those that name none."""
     return [
         Connection(each.laddr, each.raddr, getattr(each, "pid", pid))
         for each in connections
@@ -117,7 +117,7 @@ def _of_clients(connections: Iterable[Any], pid: int | None = None) -> list[Conn
 
 
 def _opener(address: Address, pid: int, parents: Mapping[int, int]) -> int:
-    """The process that has opened a connection. The system may name a fork of it, which has it as well."""
+    """The process that has opened a connection, where the system may name a fork of it."""
     parent = parents.get(pid, 0)
     if (
         _program_of(parent) == _program_of(pid)
@@ -153,7 +153,7 @@ def _program_of(pid: int) -> str:
 
 @cache
 def _variables_of(pid: int) -> Variables:
-    """The rank that the environment of a process names. Without a rank, the other variables say nothing."""
+    """What the environment of a process names. Without a rank, the other variables mean nothing."""
     try:
         who = identity_of(psutil.Process(pid).environ(), "", pid)
     except (psutil.Error, OSError):
@@ -188,7 +188,7 @@ class Family:
         )
 
     def _elders(self, pid: int, own: Variables) -> list[int]:
-        """Its parent, its parent's parent and so on, as long as they have the same variables."""
+        """Its ancestors, as long as they have the same variables."""
         line = [pid]
         # A pid may be given anew while all this is read, so a line might lead back to itself.
         while (pid := self._parents.get(pid, 0)) not in line and self._variables_of(pid) == own:
@@ -196,7 +196,7 @@ class Family:
         return line[1:]
 
     def _relatives(self, pid: int, elders: Iterable[int], own: Variables) -> Iterator[int]:
-        """The processes that have the variables from its elders, but not through it."""
+        """Processes that have inherited the variables from its elders, but not through it."""
         seen = {pid, *elders}
         open_ends = [*elders]
         while open_ends:

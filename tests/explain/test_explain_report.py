@@ -131,7 +131,7 @@ def test_the_exception_to_look_at_stands_for_the_one_that_it_became() -> None:
     assert lines[0] == "unknown error: ValueError"
     assert "line 812)" in " ".join(lines)
     assert "  which became RuntimeError: worker 0 failed" in lines
-    assert "  explained in line 800: NCCL WARN no route" in lines
+    assert "  see also line 800: NCCL WARN no route" in lines
 
 
 def test_long_paths_do_not_push_the_end_of_a_message_out() -> None:

@@ -12,12 +12,13 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.parametrize("part", [WORK, H
 
 def test_failing_logs_are_explained(part: str) -> None:
     counts = score(samples(part))
-    assert counts[RIGHT] >= (0.9 if part == WORK else 0.85) * counts["failing logs"]
-    assert counts[WRONG] <= 0.04 * counts["failing logs"]
-    assert counts[ALL_CLEAR] <= 0.03 * counts["failing logs"]
+    right, wrong, all_clear = (0.93, 0.005, 0.012) if part == WORK else (0.89, 0.025, 0.022)
+    assert counts[RIGHT] >= right * counts["failing logs"]
+    assert counts[WRONG] <= wrong * counts["failing logs"]
+    assert counts[ALL_CLEAR] <= all_clear * counts["failing logs"]
 
 
 def test_healthy_logs_are_no_alarms(part: str) -> None:
     """All but a few, which say too little of their own end."""
     counts = score(samples(part))
-    assert counts["false alarms"] <= 0.14 * counts["healthy logs"]
+    assert counts["false alarms"] <= (0.1 if part == WORK else 0.11) * counts["healthy logs"]

@@ -200,6 +200,28 @@ def test_plain_as_logs_change_it(change: object) -> None:
     assert [frame.line for frame in raised.frames] == [40, 1553, 7]
 
 
+@pytest.mark.parametrize(
+    ("text", "account"),
+    [
+        ("ValueError: bad", "ValueError: bad"),
+        ("ValueError:\n  bad", "ValueError: bad"),
+        ("RuntimeError: it failed:\nno memory", "RuntimeError: it failed: no memory"),
+        (
+            "RuntimeError: NCCL error\nLast error:\nLast error:\nno route",
+            "RuntimeError: NCCL error: no route",
+        ),
+        (
+            "x.ValidationError: 2 validation errors for A\nlr\n  too high",
+            "x.ValidationError: 2 validation errors for A: too high",
+        ),
+        ('File "a.py", line 1, in f\n  assert x == 3\nAssertionError', "AssertionError: assert x == 3"),
+        ('File "a.py", line 1, in f\n  raise Odd\nKeyError', "KeyError"),
+    ],
+)
+def test_an_exception_is_told_with_the_line_that_says_what_happened(text: str, account: str) -> None:
+    assert read(text)[0].account == account
+
+
 def test_chain() -> None:
     (raised,) = read(CHAIN)
     first, second, last = raised.chain

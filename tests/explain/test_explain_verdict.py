@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rallypoint.explain import Explanation, Source, explain
-from rallypoint.explain.verdict import Verdict, point_of
+from rallypoint.explain.verdict import Verdict
 
 pytestmark = pytest.mark.windows
 
@@ -95,7 +95,7 @@ def test_an_unknown_exception_is_named_in_any_form(form: str) -> None:
     verdict = verdict_of(_FORMS[form])
     assert verdict.certainty == UNKNOWN
     assert verdict.root is not None
-    assert (verdict.root.name, point_of(verdict.root)) == ("ValueError", _BANANA[12:])
+    assert verdict.root.account == _BANANA
 
 
 def test_an_exception_is_told_with_its_rank_and_the_users_own_line() -> None:
@@ -206,6 +206,28 @@ def test_what_nccl_says_explains_what_torch_says() -> None:
     assert not explained(said + _STEPS).found
 
 
+_DUPLICATE = "Duplicate GPU detected : rank 4 and rank 0 both on CUDA device 3b000"
+_SAID = f"node-a:12:34 [0] init.cc:7 NCCL WARN {_DUPLICATE}"
+
+
+@pytest.mark.parametrize(
+    ("log", "named", "beside"),
+    [
+        (f"{_SAID}\n" + traceback(f"RuntimeError: NCCL error: {_DUPLICATE}"), "RuntimeError", _DUPLICATE),
+        ("the value None could not be cast\n" + _RAISED, _BANANA, "the value None"),
+        ("ERROR: shard 3 is odd\nreading\n" + _RAISED, _BANANA, "ERROR: shard 3 is odd"),
+        ("ERROR: start failed\nERROR: gave up\n", "ERROR: start failed", "ERROR: gave up"),
+        ("ERROR: start failed\nERROR: mkdir x: Permission denied\n", "ERROR: mkdir x", "ERROR: start failed"),
+        ("compiling kernels ...\n^C\n", "^C", "compiling kernels"),
+        (_RAISED, _BANANA, ""),
+    ],
+)
+def test_what_explains_a_failure_besides(log: str, named: str, beside: str) -> None:
+    verdict = verdict_of(log)
+    assert verdict.quote[0].startswith(named)
+    assert beside in (verdict.by.text if verdict.by is not None else "")
+
+
 # torchrun's table -------------------------------------------------------------------------------------------
 
 
@@ -291,6 +313,7 @@ def test_of_several_runs_in_one_log_the_last_one_counts(earlier: list[str], last
     runs = [_OPENING + _ENDS[name] for name in (*earlier, last)]
     alone, together = explained(runs[-1]), explained("".join(runs))
     assert (together.found, name_of(together.verdict)) == (alone.found, name_of(alone.verdict))
+    assert together.attempts == len(runs)
 
 
 # What a job outlived ----------------------------------------------------------------------------------------
@@ -346,6 +369,20 @@ _PAIRS = {
         "2024-02-02 02:02:02,002 - WARNING - could not import x, continuing\n" + _RAISED + _STEPS,
         "2024-02-02 02:02:02,002 - INFO - step=3, skipped=0\n" + _RAISED,
     ),
+    "a killed process that others do without": (
+        "bash: line 1:  1922 Killed  python worker.py\n"
+        + _STEPS
+        + "step 13 loss 1\nstep 14 loss 2\nstep 15 loss 3\n",
+        _STEPS + "bash: line 1:  1922 Killed  python worker.py\n" + _STEPS,
+    ),
+    "told to end, and saved": (
+        _STEPS + "^C\n2024-02-02 02:02:02,002 INFO: Saved the state at step 12\n",
+        _STEPS + "^C\n",
+    ),
+    "what a supervisor reports": (
+        "2024-02-02 02:02:02,002 INFO spawned: 'x' with pid 7\n" + _STEPS,
+        "2024-02-02 02:02:02,002 INFO exited: x (exit status 1; not expected)\n",
+    ),
     "what Python ignores": (f"{_STEPS}Exception ignored in: <function f>\n{_RAISED}", _STEPS + _RAISED),
 }
 
@@ -362,8 +399,12 @@ def test_errors_go_before_warnings_and_before_what_was_outlived() -> None:
     assert name_of(verdict_of(traceback("KeyError: 'caught'") + _STEPS + _RAISED)) == _BANANA
 
 
-def test_a_warning_is_the_cause_if_only_consequences_follow() -> None:
-    assert name_of(verdict_of(_WARNED + _ENDED.format(code=1, rank=0))) == "port-in-use"
+@pytest.mark.parametrize(
+    "end", [_ENDED.format(code=1, rank=0), "ERROR: it did not work\n", "^C\n", "waiting for node-b\n", ""]
+)
+def test_a_warning_is_the_cause_if_nothing_else_tells_one(end: str) -> None:
+    verdict = verdict_of("loading\n" + _WARNED + end)
+    assert (name_of(verdict), verdict.certainty) == ("port-in-use", KNOWN)
 
 
 # How logs end -----------------------------------------------------------------------------------------------
@@ -372,6 +413,13 @@ def test_a_warning_is_the_cause_if_only_consequences_follow() -> None:
 @pytest.mark.parametrize("end", ["Training done.\n", _STEPS, " 3%|# | 3/90 [00:01<00:30, 2.1it/s]\n", _READY])
 def test_a_log_that_ends_at_work_is_fine(end: str) -> None:
     assert not explained("loading the model\n" + end).found
+
+
+@pytest.mark.parametrize("end", ["waiting for rank 3", " 98%|## | 981/982 [09:01<00:01, 1.1it/s]"])
+def test_a_log_that_stops_at_a_beginning_or_right_before_the_last_step_is_a_finding(end: str) -> None:
+    found = explained(f"{_STEPS}{end}\n")
+    assert found.stop is not None
+    assert found.stop.text.strip() == end.strip()
 
 
 @pytest.mark.parametrize(
@@ -449,6 +497,11 @@ def test_many_announced_exceptions_are_no_trouble() -> None:
     assert name_of(verdict_of(log)) == "ValueError: bad shape"
     empty = "2026-11-15 14:36:19,123 - data - ERROR - AssertionError:\n" * 1500
     assert explained(empty).found
+
+
+def test_what_a_restarted_script_prints_first_begins_no_other_attempt() -> None:
+    log = _OPENING + traceback(_MEMORY) + _FAILED + _RESTARTS.format(left=3) + _OPENING + _RAISED
+    assert explained(log).attempts == 2
 
 
 def test_the_same_words_announce_several_restarts() -> None:

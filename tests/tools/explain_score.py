@@ -19,7 +19,7 @@ from typing import Final
 from explain_corpus import HELD_OUT, REPRODUCED, WORK, Sample, samples
 from rallypoint.explain import Source, explain
 from rallypoint.explain.report import as_text
-from rallypoint.explain.verdict import Verdict, point_of
+from rallypoint.explain.verdict import Verdict
 
 RIGHT: Final = "right"
 CONSEQUENCE: Final = "consequence"
@@ -66,12 +66,12 @@ def explained(sample: Sample) -> Said:
 
 def _named(sample: Sample, verdict: Verdict) -> str:
     """All that the report quotes of the first failure."""
-    texts = [sample.line(verdict.event.line), verdict.event.text]
+    texts = [sample.line(verdict.event.line), *verdict.quote]
     if (root := verdict.root) is not None:
         frame = root.users_frame
-        texts += [root.headline, point_of(root), frame.source if frame is not None else ""]
-    texts += [each.headline for each in verdict.chain[-1:]]
-    texts += [verdict.by.text] if verdict.by is not None else []
+        texts += [sample.line(root.line), frame.source if frame is not None else ""]
+    texts += [verdict.became.headline] if verdict.became is not None else []
+    texts += [sample.line(verdict.by.line)] if verdict.by is not None else []
     return "\n".join(texts)
 
 

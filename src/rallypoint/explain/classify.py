@@ -41,6 +41,8 @@ class Found:
     fatal: bool = False
     loud: bool = True
     """Whether the line states an error, and does not only have the words of one."""
+    reason: bool = False
+    """Whether it states the operating system's reason."""
 
 
 class Class:
@@ -60,6 +62,7 @@ class Class:
 
 _CLASSES: Final = [Class(row) for row in load("classes.toml")["class"]]
 _EXCEPTIONS: Final = [Class(row) for row in load("classes.toml")["exceptions"]]
+_REASONS: Final = [re.compile(each) for each in load("classes.toml")["reasons"]["patterns"]]
 _DENIALS: Final = [re.compile(each) for each in load("classes.toml")["denials"]["patterns"]]
 FAILURE_PATTERNS: Final = [
     pattern for each in _CLASSES if each.kind in (*FAILURES, Kind.RESTART) for pattern in each.patterns
@@ -73,7 +76,8 @@ def classify(text: str) -> Found | None:
     for each in _CLASSES:
         if found := each.search(text):
             code = _code_of(found, each.kind)
-            return Found(each.name, each.kind, code, _FATAL.match(text) is not None, each.loud)
+            has_reason = any(reason.search(text) for reason in _REASONS)
+            return Found(each.name, each.kind, code, _FATAL.match(text) is not None, each.loud, has_reason)
     return None
 
 

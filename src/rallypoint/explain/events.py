@@ -16,6 +16,7 @@ from rallypoint.frames import QuotedFrame, is_library_file
 
 MOST_EVENTS: Final = 20_000
 """Kept of one log."""
+_LIST: Final = re.compile(r"\d+ validation errors? for ")
 _INSTALLED: Final = re.compile(r"^<|[/\\](?:bin|Lib)[/\\]")
 """Besides libraries: programs that are installed, and the library of Windows' Python."""
 
@@ -80,10 +81,6 @@ class Raised:
     handling: bool = False
     """Whether it was raised while the earlier one was handled; otherwise that is its stated cause."""
     native: bool = False
-    caught: bool = False
-    """Whether the log says that the program caught it and went on."""
-    aside: bool = False
-    """Whether it was raised in a thread, a task or at the exit: the program itself may go on."""
 
     @property
     def headline(self) -> str:
@@ -118,6 +115,23 @@ class Raised:
         """All of its text, for patterns that cover several lines."""
         return "\n".join((self.headline, *self.more))
 
+    @property
+    def account(self) -> str:
+        """The headline and, where that only announces it, the line that says what happened.
+
+        That is a line of its text, or the line of code of an assertion that says nothing.
+        """
+        more = [line.strip() for line in self.more if line.strip()]
+        if _LIST.search(self.message):
+            more = [line.strip() for line in self.more if line.startswith("  ")]
+        elif "Last error:" in (self.message, *more):
+            more = [line for line in more[more.index("Last error:") + 1 :] if line != "Last error:"]
+        elif not self.message and not more and self.frames:
+            more = [self.frames[-1].source] if self.frames[-1].source.startswith("assert") else []
+        elif self.message.strip() and not self.message.rstrip().endswith(":"):
+            more = []
+        return ": ".join((self.headline.removesuffix(":"), *more[:1])) if more else self.headline
+
 
 @dataclass(frozen=True)
 class Process:
@@ -137,14 +151,15 @@ class Process:
         mine, others = vars(self).values(), vars(other).values()
         return all(a is None or b is None or a == b for a, b in zip(mine, others, strict=True))
 
+    @property
+    def number(self) -> int | None:
+        """Its rank; on one machine, the local rank is the rank."""
+        return self.local if self.rank is None else self.rank
+
     def is_same(self, other: Process) -> bool:
-        """Whether both have the same rank; on one machine, the local rank is the rank."""
-        mine, others = (each.local if each.rank is None else each.rank for each in (self, other))
-        return (
-            mine is not None
-            and mine == others
-            and (None in (self.host, other.host) or self.host == other.host)
-        )
+        """Whether both have the same rank."""
+        same_host = None in (self.host, other.host) or self.host == other.host
+        return self.number is not None and self.number == other.number and same_host
 
 
 NOBODY: Final = Process()
@@ -194,7 +209,7 @@ class Event:
     level: str = ""
     """debug, info, warning, error or fatal, where a logger gave it."""
     attempt: int = 0
-    run: int = 0
+    """How often the job had been started again before, by a launcher or by hand."""
     """A log may hold several runs of the job, one after the other."""
     raised: Raised | None = None
     match: Match | None = None
@@ -206,6 +221,12 @@ class Event:
     """The line says itself that the process ends with it."""
     loud: bool = True
     """The line states an error, and does not only have the words of one."""
+    reason: bool = False
+    """The line states the operating system's reason."""
+    caught: bool = False
+    """The log says that the program caught the exception and went on."""
+    announced: Event | None = None
+    """The failure that is stated right before this exception, and may explain it."""
 
     @property
     def is_failure(self) -> bool:
@@ -214,11 +235,6 @@ class Event:
     @property
     def is_work(self) -> bool:
         return self.kind in WORK
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Its run and attempt."""
-        return (self.run, self.attempt)
 
     @property
     def role(self) -> str:
@@ -242,8 +258,6 @@ class Log:
     attempt: int | None = None
     tail: tuple[tuple[int, str], ...] = ()
     """The last lines, without their prefixes, each with its number."""
-    last_line: Event | None = None
-    """What the last line means, if it means anything."""
     newest_first: bool = False
     heard: set[str] = field(default_factory=set)
     """The speakers of the knowledge base that it shows."""
@@ -259,28 +273,28 @@ class History:
     def __init__(self, events: Sequence[Event], logs: Sequence[Log]) -> None:
         self.logs = logs
         self.failures = [each for each in events if each.is_failure]
-        serious = (each.turn for each in self.failures if each.level not in MILD)
-        self.last_failed = max(serious, default=(0, 0))
-        """The last turn with a failure that is more than a warning."""
-        self.last_worked = max((each.turn for each in events if each.is_work), default=(0, 0))
-        """The last turn that shows work."""
+        serious = (each.attempt for each in self.failures if each.level not in MILD)
+        self.last_failed = max(serious, default=0)
+        """The last attempt with a failure that is more than a warning."""
+        self.last_worked = max((each.attempt for each in events if each.is_work), default=0)
+        """The last attempt that shows work."""
         self._work: dict[int, list[Event]] = {}
         self._by_kind: dict[tuple[int, int, Kind], list[Event]] = {}
         self._last_gone: dict[int, int] = {}
         for each in events:
-            self._by_kind.setdefault((each.log, each.run, each.kind), []).append(each)
+            self._by_kind.setdefault((each.log, each.attempt, each.kind), []).append(each)
             if each.is_work or each.kind is Kind.BEGIN:
                 self._work.setdefault(each.log, []).append(each)
             if each.kind in PROCESS_GONE:
                 self._last_gone[each.log] = max(self._last_gone.get(each.log, 0), each.line)
 
     def before(self, event: Event, kind: Kind) -> list[Event]:
-        """The events of a kind before another event, in its log and run."""
-        found = self._by_kind.get((event.log, event.run, kind), [])
+        """The events of a kind before another event, in its log and attempt."""
+        found = self._by_kind.get((event.log, event.attempt, kind), [])
         return found[: bisect_left(found, event.line, key=_line_of)]
 
     def between(self, earlier: Event, later: Event, kinds: Iterable[Kind]) -> bool:
-        """Whether there is an event of some kinds between two of a log and run."""
+        """Whether there is an event of some kinds between two of a log and attempt."""
         found = (self.before(later, kind) for kind in kinds)
         return any(each and each[-1].line > earlier.line for each in found)
 
@@ -289,51 +303,53 @@ class History:
         return self._last_gone.get(event.log, 0) > event.line
 
     def work_before(self, event: Event) -> list[Event]:
-        """The work that the log shows before an event, in its run."""
+        """The work that the log shows before an event, in its attempt."""
         work = self._work.get(event.log, [])
         end = bisect_left(work, event.line, key=_line_of)
-        return [each for each in work[max(end - _ENOUGH, 0) : end] if each.run == event.run and each.is_work]
+        return [
+            each
+            for each in work[max(end - _ENOUGH, 0) : end]
+            if each.attempt == event.attempt and each.is_work
+        ]
 
-    def work_after(self, event: Event, *, begins: bool = False) -> list[Event]:
-        """The work of the event's process after it, if asked also what begins.
+    def at(self, event: Event) -> Event | None:
+        """What the log shows last before an event: work, or a beginning."""
+        work = self._work.get(event.log, [])
+        return next(iter(work[: bisect_left(work, event.line, key=_line_of)][-1:]), None)
+
+    def last_of(self, log: int) -> Event | None:
+        """The last line of a log that shows work or a beginning."""
+        return self._work[log][-1] if log in self._work else None
+
+    def after(self, event: Event) -> list[Event]:
+        """The work and the beginnings that the log shows after an event.
 
         A bar that is only drawn again is no work.
         """
         drawn = {step_of(each) for each in self.work_before(event) if each.kind is not Kind.ANSWER}
         work = self._work.get(event.log, [])
         begin = bisect_right(work, event.line, key=_line_of)
-        own = (each for each in work[begin : begin + _ENOUGH] if each.process.may_be(event.process))
-        return [each for each in own if (begins or each.is_work) and step_of(each) not in drawn]
+        return [each for each in work[begin : begin + _ENOUGH] if step_of(each) not in drawn]
+
+    def work_after(self, event: Event) -> list[Event]:
+        """The work of the event's process after it."""
+        return [each for each in self.after(event) if each.is_work and each.process.may_be(event.process)]
 
     def last_work(self, log: int | None = None) -> Event | None:
-        """The last line that shows work, of one log or of any.
-
-        A result right after the beginning of something is only the end of that.
-        """
-        found = None
-        for index, work in self._work.items():
-            for before, each in zip([None, *work], work, strict=False):
-                ends = before is not None and before.kind is Kind.BEGIN and each.line - before.line <= _NEAR
-                if each.is_work and log in (None, index) and not (ends and each.kind is Kind.RESULT):
-                    found = each
-        return found
+        """The last line that shows work, of one log or of any."""
+        logs = self._work.values() if log is None else [self._work.get(log, [])]
+        return next((each for work in reversed(list(logs)) for each in reversed(work) if each.is_work), None)
 
 
-_NEAR: Final = 2
 _ENOUGH: Final = 100
 """So many lines of work before or after an event count."""
-_COUNTERS: Final = re.compile(
-    r"(?i)(?:\b|_)(?:steps?|iter(?:ation)?s?|epochs?|batch|updates?|episodes?|rounds?)"
-    r"[\s\"'=:\[(|#]{1,12}(\d+(?:\.\d+)?)|(?<!\d)(?<!\d{4}/)(?!\d{4}/\d\d/\d\d)(\d+)\s{0,9}(?:/\s{0,9}\d|\[)"
-)
 
 
 def step_of(event: Event) -> str:
     """What tells a step from others: a bar's counters, as it may be drawn twice; an answer's line."""
-    counters = (
-        (found[1] or found[2] for found in _COUNTERS.finditer(event.text)) if "%|" in event.text else ()
-    )
-    return str(event.line) if event.kind is Kind.ANSWER else " ".join(counters) or event.text
+    if event.kind is Kind.ANSWER:
+        return str(event.line)
+    return " ".join(re.findall(r"\d+/\d+", event.text)) or event.text if "%|" in event.text else event.text
 
 
 def distinct_steps(work: Iterable[Event]) -> int:

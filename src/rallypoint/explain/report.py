@@ -16,7 +16,7 @@ from rallypoint.exits import exit_text, signal_name
 from rallypoint.explain.events import Event, Kind, Process, Raised
 from rallypoint.explain.knowledge import fill, knowledge
 from rallypoint.explain.reported import LAUNCHER
-from rallypoint.explain.verdict import Explanation, Verdict, point_of
+from rallypoint.explain.verdict import Explanation, Verdict
 from rallypoint.text import clock, columns, counted, excerpt, named_ranks, printable, short_path, wrapped
 
 WIDTH: Final = 80
@@ -76,9 +76,11 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     event = verdict.event
     heading = (verdict.certainty, _who([event.process]), title_of(event, verdict.root))
     yield from _cut(": ".join(filter(None, heading)), width, 2)
-    yield from _quote(found, event, width, verdict.root)
+    yield from _quote(found, verdict.quote, width, event, verdict.root)
+    if (became := verdict.became) is not None:
+        yield from _cut(f"which became {became.name}: {became.message}", width, 1, "  ")
     if (by := verdict.by) is not None:
-        yield from _cut(f"explained in line {_line(found, by)}: {by.text}", width, 2, "  ")
+        yield from _cut(f"see also line {_line(found, by)}: {by.text}", width, 2, "  ")
     yield from wrapped(why_of(verdict), width, "Why: ", commands=True)
     if verdict.certainty == "consequence" and event.kind is not Kind.KILLED:
         yield from wrapped(elsewhere(found, verdict), width)
@@ -88,19 +90,20 @@ def _failure(found: Explanation, verdict: Verdict, width: int, most_steps: int) 
     yield from _numbered(steps_of(found, verdict)[:most_steps], width)
 
 
-def _quote(found: Explanation, event: Event, width: int, root: Raised | None = None) -> Iterator[str]:
+def _quote(
+    found: Explanation, quote: Sequence[str], width: int, event: Event, root: Raised | None = None
+) -> Iterator[str]:
     """The line or the exception, and where it is: in the code and in the log."""
     raised = root or event.raised
-    said = _said(event, raised)
+    said, *more = quote
     if columns(said) > 3 * (width - 8):
         said = " ".join(short_path(word, 40) if "/" in word else word for word in said.split())
-    yield from _cut(said, width, 3, "  | ", "  | ")
+    rows = [row for text in (said, *more) for row in _cut(text, width, 3, "  | ", "  | ")]
+    yield from rows[:3]
     log = f"({_in_log(found, event, root, width - 40)})"
     place = raised.place if raised is not None else None
     at = f"at {short_path(str(place), max(width - 6 - columns(log), 30))} " if place is not None else ""
     yield from _cut(at + log, width, 2, "  ", "  ")
-    if raised is not event.raised and event.raised is not None:
-        yield from _cut(f"which became {event.raised.name}: {event.raised.message}", width, 1, "  ")
 
 
 def _in_log(found: Explanation, event: Event, root: Raised | None, most: int) -> str:
@@ -118,18 +121,10 @@ def _line(found: Explanation, event: Event, root: Raised | None = None) -> int |
     return None if event.log == LAUNCHER else found.logs[event.log].shown_line((root or event).line)
 
 
-def _said(event: Event, raised: Raised | None) -> str:
-    """The exception, with the line of its text that says what happened where the first one does not."""
-    if raised is None or not raised.headline:
-        return event.text
-    point = point_of(raised)
-    return raised.headline if point in raised.headline else f"{raised.headline} {point}"
-
-
 def _stop(found: Explanation, stop: Event, width: int) -> Iterator[str]:
     where = "in the midst of work" if found.worked is not None else "before any work"
     yield from wrapped(f"No failure in {counted(found.lines, 'line')}, but the log stops {where}:", width)
-    yield from _quote(found, stop, width)
+    yield from _quote(found, [stop.text], width, stop)
     more = [_MISSING] if found.worked is None and _MEETING.search(stop.text) else []
     yield from _numbered([_LOOK, *more, _AFTERWARDS.get(found.launcher, _AFTERWARDS[""])], width)
 
@@ -262,8 +257,8 @@ def _cut(text: str, width: int, most: int, first: str = "", later: str | None = 
 def as_json(found: Explanation) -> dict[str, Any]:
     """The whole explanation, with stable keys.
 
-    The headline, line and place of the verdict are those of the exception to look at. `by` is a library's own
-    line. Of a chain of exceptions, the first one comes first.
+    The headline, line and place of the verdict are those of the exception to look at. `by` is a line to see
+    also. Of a chain of exceptions, the first one comes first.
     """
     lists = _picked(found, "consequences", "notices", "earlier")
     logs = ("name", "lines", "rank", "host", "attempt", "newest_first")
@@ -296,7 +291,7 @@ def _event_json(found: Explanation, event: Event, root: Raised | None = None) ->
     return {
         "kind": event.kind.value,
         "title": title_of(event, root),
-        "headline": _said(event, raised),
+        "headline": raised.account if raised is not None and raised.headline else event.text,
         "place": str(raised.place) if raised and raised.place else None,
         "log": found.logs[event.log].name if event.log != LAUNCHER else None,
         "line": _line(found, event, root),

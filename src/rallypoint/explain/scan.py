@@ -1,21 +1,22 @@
 """From the lines of logs to events. Pure: the bytes come in as chunks.
 
 Most lines of a large log are steps, and steps matter only around a failure and at the end. So `quick` names
-the lines that may speak of a failure, and only around these, and at the end of the log, every line is read.
+the lines that may speak of a failure. They are read, with the lines before them; after a failure and at the
+end of the log, every line is.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Final
 
-from rallypoint.explain.classify import FAILURE_PATTERNS, classify
-from rallypoint.explain.events import FAILURES, MILD, MOST_EVENTS, Event, Kind, Log, Process, Raised
+from rallypoint.explain.classify import FAILURE_PATTERNS, class_of, classify
+from rallypoint.explain.events import FAILURES, MOST_EVENTS, Event, Kind, Log, Process, Raised
 from rallypoint.explain.knowledge import knowledge
 from rallypoint.explain.lines import Line, Prefixes, decode
 from rallypoint.explain.quick import Sieve, blocks, fixed_texts
@@ -28,8 +29,8 @@ _TAIL: Final = 100
 _KEPT_TAIL: Final = 15
 _MOST_WRITERS: Final = 4_096
 _MOST_ALIKE: Final = 20
-_NEXT_RUN: Final = 15
-"""A further run begins at most so many lines after the failure of the one before."""
+_NEXT_START: Final = 15
+"""A job is started again by hand at most so many lines after its failure."""
 _OPENING_LINES: Final = 20
 _SHORTEST_OPENING: Final = 8
 _RHYTHM: Final = 3
@@ -44,9 +45,6 @@ _FIGURES: Final = re.compile(r"-?\d+(?:[.:,]\d+)*(?:e[+-]?\d+)?")
 _FRACTION: Final = re.compile(r"(?<![\d.:])\d+\.\d+(?![\d.])")
 _OUTSIDE: Final = (Kind.KILLED, Kind.ENDED, Kind.TOLD)
 """No part of an exception's message, though they follow it."""
-_CAUGHT: Final = re.compile(
-    r"(?i)\b(?:retr(?:y|ies|ying)|ignor(?:ed|ing)|falling back|fall back|skipp(?:ed|ing)|continuing)\b"
-)
 _IGNORED: Final = re.compile(
     r"^Exception ignored|^--- Logging error|_call_connection_lost\b|\b(?:retryable|retries left)\b"
 )
@@ -95,6 +93,7 @@ class _Heading:
     line: Line
     before: str = ""
     time: float | None = None
+    announced: Event | None = None
 
 
 @dataclass
@@ -111,7 +110,7 @@ class _Writer:
 
 
 class _LogReader:
-    """Reads one log."""
+    """Reads one log: the lines that the sieve wants, those around a failure, and the last ones."""
 
     def __init__(self, source: Source, index: int, sieve: Sieve) -> None:
         self._source = source
@@ -122,28 +121,23 @@ class _LogReader:
         self._prefixes = Prefixes()
         self._reports = (OwnReports(index), Tables(index))
         self._writers: dict[Process, _Writer] = {}
-        self._lines: list[bytes] = []
-        self._before: list[bytes] = []
-        """The last lines before the block that is being read."""
-        self._at = 0
+        self._recent: list[bytes] = []
+        """The last lines so far."""
         self._read_up_to = 0
-        """The number of the last line that was read for work as well."""
-        self._watch = 0
-        """For so many more lines every line is read."""
+        self._watch_up_to = 0
+        """The lines up to this one are read, whatever they say."""
         self._time: float | None = None
         self._last = ""
-        self._failed_at = -_NEXT_RUN - 1
+        self._failed_at = -_NEXT_START - 1
         self._alike: Counter[tuple[Kind, str]] = Counter()
         self._latest: dict[tuple[Kind, str], Event] = {}
         self._kept: Counter[bool] = Counter()
         """How many failures are kept, and how many other events."""
+        self._work: deque[Event] = deque(maxlen=_TAIL)
+        """Work that counts if a failure or the end follows soon."""
         self._rhythm: dict[tuple[Process, str], set[str]] = {}
         self._restarts: list[int] = []
-        """The lines that begin a further attempt."""
-        self._announced: dict[str, int] = {}
-        """What said so, and where: the agents of several machines report the same restart."""
-        self._runs: list[int] = []
-        """The lines that begin a further run."""
+        """The lines behind which a further attempt begins."""
         self._opening = _Opening()
 
     # Blocks ------------------------------------------------------------------------------------------------
@@ -151,13 +145,10 @@ class _LogReader:
     def read(self, progress: Callable[[int], None]) -> Log:
         for block in self._blocks(progress):
             self._read_block(block)
-        self._complete()
-        self._add(*(event for report in self._reports for event in report.close()))
         self._read_the_end()
         self.events += self._latest.values()
         for event in self.events:
             event.attempt = (self._source.attempt or 0) + bisect_left(self._restarts, event.line)
-            event.run = bisect_right(self._runs, event.line)
         return self._log
 
     def _blocks(self, progress: Callable[[int], None]) -> Iterator[bytes]:
@@ -172,56 +163,55 @@ class _LogReader:
         yield b"\n".join(b"".join([first, *found]).removesuffix(b"\n").split(b"\n")[::-1])
 
     def _read_block(self, block: bytes) -> None:
+        number = self._log.lines + 1
         block = block.removesuffix(b"\n")
-        self._lines = block.split(b"\n") if block else []
-        wanted = deque(self._sieve.wanted(block))
-        self._at = 0
-        while self._at < len(self._lines):
-            while wanted and wanted[0] < self._at:
+        wanted = deque(number + each for each in self._sieve.wanted(block))
+        lines = [*self._recent, *(block.split(b"\n") if block else ())]
+        self._log.lines += len(lines) - len(self._recent)
+        while number <= self._log.lines:
+            while wanted and wanted[0] < number:
                 wanted.popleft()
-            if not self._is_busy:
+            if not self._is_busy(number):
                 if not wanted:
                     break
-                self._at = wanted.popleft()
-            self._read_line(self._lines[self._at])
-            self._at += 1
-        self._log.lines += len(self._lines)
-        self._before = [*self._before, *self._lines][-_TAIL:]
-        self._lines = []
+                number = wanted.popleft()
+                self._read_lines(lines, number - _BEFORE, number - 1)
+            self._read_lines(lines, number, number)
+            number += 1
+        self._recent = lines[-_TAIL:]
 
-    @property
-    def _is_busy(self) -> bool:
+    def _is_busy(self, number: int) -> bool:
+        """Whether a line has to be read, though the sieve does not want it."""
         reports = any(each.busy for each in self._reports)
-        return self._watch > 0 or bool(self._writers) or reports or self._opening.is_learning
+        return number <= self._watch_up_to or bool(self._writers) or reports or self._opening.is_learning
+
+    def _read_lines(self, lines: Sequence[bytes], first: int, last: int) -> None:
+        """Read those of the last lines that were not read yet, from one number to another."""
+        for number in range(max(first, self._read_up_to + 1, self._log.lines - len(lines) + 1), last + 1):
+            self._read_up_to = number
+            for part in self._sieve.parts(lines[number - self._log.lines - 1]):
+                self._read_part(part, number)
 
     def _read_the_end(self) -> None:
-        """Read the last lines for work, and keep some of them."""
-        numbered = list(enumerate(self._before, self._log.lines - len(self._before) + 1))
-        for number, raw in numbered:
-            self._note_work(raw, number)
-        tail = [(number, text) for number, raw in numbered if (text := self._split(_shown(raw)).text).strip()]
-        self._log.tail = tuple(tail[-_KEPT_TAIL:])
-        found = classify(tail[-1][1]) if tail else None
-        if found is not None and found.kind is not None:
-            self._log.last_line = Event(found.kind, self._index, *tail[-1])
+        """Read the last lines, and keep some of them."""
+        lines, end = self._recent, self._log.lines
+        self._watch_up_to = end
+        self._keep(*self._work)
+        self._read_lines(lines, 1, end)
+        self._complete()
+        self._add(*(event for report in self._reports for event in report.close()))
+        shown = (raw.rstrip(b"\r").rpartition(b"\r")[2] for raw in lines)
+        texts = ((number, self._split(raw).text) for number, raw in enumerate(shown, end - len(lines) + 1))
+        self._log.tail = tuple([each for each in texts if each[1].strip()][-_KEPT_TAIL:])
 
     # Lines -------------------------------------------------------------------------------------------------
-
-    def _read_line(self, raw: bytes) -> None:
-        number = self._log.lines + self._at + 1
-        if self._watch:
-            self._watch -= 1
-            self._read_up_to = number
-        for part in self._sieve.parts(raw):
-            self._read_part(part, number)
 
     def _read_part(self, raw: bytes, number: int) -> None:
         line = self._split(raw)
         self._time = line.time if line.time is not None else self._time
-        near = bool(self._writers) or self._failed_at >= number - _NEXT_RUN
+        near = bool(self._writers) or self._failed_at >= number - _NEXT_START
         if near and self._opening.recurs(line.text):
-            self._complete()
-            self._runs.append(number)
+            self._restart(number - 1)
         for report in self._reports:
             taken, events = report.read(line, number)
             self._add(*events)
@@ -246,18 +236,21 @@ class _LogReader:
             if len(self._writers) < _MOST_WRITERS:
                 self._writers[line.process] = writer
             if part in (Part.FRAME, Part.HEADER) and writer.part is not Part.FRAME:
-                self._drop_announcement(number)
-                writer.headings.append(_Heading(number, line, self._last, self._time))
+                announced = self._take_announcement(number)
+                writer.headings.append(_Heading(number, line, self._last, self._time, announced))
             writer.part = part
         self._drain(line.process)
         return part
 
-    def _drop_announcement(self, number: int) -> None:
-        """The line before a traceback only announces it."""
+    def _take_announcement(self, number: int) -> Event | None:
+        """A failure right before a traceback, which may explain it; a mere error line only announces it."""
         last = self.events[-1] if self.events else None
-        if last is not None and last.kind is Kind.ERROR and last.line == number - 1 and last.match is None:
+        if last is None or not last.is_failure or last.line != number - 1:
+            return None
+        if last.kind is Kind.ERROR and last.match is None:
             self._alike[last.kind, _DIGITS.sub("", last.text)] -= 1
             self.events.pop()
+        return last
 
     def _complete(self) -> None:
         """Nothing follows the exceptions that are being written."""
@@ -277,15 +270,15 @@ class _LogReader:
 
     def _add_exception(self, raised: Raised, heading: _Heading) -> None:
         line, before = heading.line, heading.before
-        mild = line.level in MILD and _CAUGHT.search(before) is not None
-        caught = raised.caught or mild or bool(_CAUGHT.search(line.text) or _IGNORED.search(before))
+        aside = _ASIDE.match(before) is not None and class_of(raised) == "follower"
         later = takewhile(lambda each: each.line > raised.line, reversed(self.events))
         outside = [each.line for each in later if each.kind in _OUTSIDE]
         more = raised.more[: min(outside) - raised.line - 1] if outside else raised.more
-        raised = replace(raised, more=more, caught=caught, aside=_ASIDE.match(before) is not None)
+        raised = replace(raised, more=more)
         kind = Kind.TOLD if raised.name == "KeyboardInterrupt" else Kind.EXCEPTION
         event = self._event(kind, raised.line, replace(line, text=raised.headline), heading.time)
-        event.raised, event.fatal = raised, line.marked
+        event.raised, event.fatal, event.announced = raised, line.marked, heading.announced
+        event.caught = aside or _IGNORED.search(before) is not None
         self._add(event)
 
     def _event(self, kind: Kind, number: int, line: Line, time: float | None = None) -> Event:
@@ -307,13 +300,15 @@ class _LogReader:
         if match is not None and kind not in FAILURES:
             kind = Kind.ERROR
         if found is None and match is None:
-            kind = Kind.ERROR if line.record and line.level in ("error", "fatal") else self._beat(line)
-        if kind is None or (kind not in (*FAILURES, Kind.RESTART) and not self._watch):
-            return False  # work counts around failures only
+            states = line.record and line.level in ("error", "fatal") and not line.text.endswith(":")
+            kind = Kind.ERROR if states else self._beat(line)
+        if kind is None:
+            return False
         event = self._event(kind, number, line, self._time)
         event.match, event.code = match, found.code if found is not None else None
         event.fatal = line.level == "fatal" or (found is not None and found.fatal)
         event.loud = (found is not None and found.loud) or line.level in ("error", "fatal")
+        event.reason = found is not None and found.reason
         self._add(event)
         return event.is_failure
 
@@ -331,20 +326,24 @@ class _LogReader:
     def _add(self, *events: Event) -> None:
         for event in events:
             if event.kind is Kind.RESTART:
-                self._restart(event)
-            if event.is_failure and not self._is_news(event):
-                continue
+                self._restart(event.line)
+            if event.kind not in (*FAILURES, Kind.RESTART) and event.line > self._watch_up_to:
+                self._work.append(event)
+            elif not event.is_failure or self._is_news(event):
+                self._keep(event)
+
+    def _keep(self, *events: Event) -> None:
+        for event in events:
             self._kept[event.is_failure] += 1
             if self._kept[event.is_failure] <= MOST_EVENTS:
                 self.events.append(event)
 
-    def _restart(self, event: Event) -> None:
+    def _restart(self, line: int) -> None:
+        """Begin a further attempt behind a line; the agents of several machines report the same one."""
         self._complete()
-        announced = self._announced.get(event.text)
-        if announced is None or event.line - announced >= _AFTER or self._failed_at > announced:
-            self._restarts.append(event.line)
-        if len(self._announced) < _MOST_WRITERS:
-            self._announced[event.text] = event.line
+        latest = self._restarts[-1] if self._restarts else -_AFTER
+        if line - latest >= _AFTER or self._failed_at > latest:
+            self._restarts.append(line)
 
     def _is_news(self, event: Event) -> bool:
         """Note a failure. Of many that are alike, the first ones and the last one are kept."""
@@ -356,35 +355,15 @@ class _LogReader:
             self._latest[form] = event
             return False
         if event.level not in ("debug", "info"):
-            self._note_work_before()
-            self._watch = _AFTER
+            self._keep(*self._work)
+            self._work.clear()
+            self._watch_up_to = max(self._watch_up_to, self._read_up_to + _AFTER)
         return True
-
-    def _note_work_before(self) -> None:
-        """Read the lines before a failure for work."""
-        if not self._lines:
-            return  # the log is at its end, where every line is read
-        here = self._log.lines + self._at + 1
-        earlier = [*self._before, *self._lines[: self._at]][-_BEFORE:]
-        for number, raw in enumerate(earlier, here - len(earlier)):
-            self._note_work(raw, number)
-        self._read_up_to = max(self._read_up_to, here)
-
-    def _note_work(self, raw: bytes, number: int) -> None:
-        """Read a line that `quick` did not name, unless it was read already: it may show work."""
-        if number <= self._read_up_to:
-            return
-        line = self._split(_shown(raw))
-        found = classify(line.text)
-        kind = found.kind if found is not None else self._beat(line)
-        told = kind is Kind.TOLD and self._failed_at < number
-        if kind is not None and (told or kind not in (*FAILURES, Kind.RESTART)):
-            self._add(self._event(kind, number, line))
 
 
 @dataclass
 class _Opening:
-    """The first two lines of a log: where they recur after a failure, a further run begins."""
+    """The first two lines of a log: where they recur after a failure, the job was started again."""
 
     forms: list[str] = field(default_factory=list)
     _lines: int = 0
@@ -407,11 +386,6 @@ class _Opening:
         again = self._seen_first and form == self.forms[1]
         self._seen_first = form == self.forms[0]
         return again
-
-
-def _shown(raw: bytes) -> bytes:
-    """Of a progress bar, what it shows at its end."""
-    return raw.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _counted(chunks: Iterable[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:

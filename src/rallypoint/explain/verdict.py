@@ -1,9 +1,8 @@
 """Which failure came first, and what it is. Pure.
 
-Two tables decide. NOT_FATAL has the reasons for which a failure ended nothing. `tier` says how near to a
+Three rules decide. NOT_FATAL lists the reasons for which a failure ended nothing. `tier` says how near to a
 first cause each of the others can be: an exception is nearer than a lost connection, which is nearer than the
-end of a process. Within a tier the order decides: what the launcher named as the first, then time, then
-place.
+end of a process. Within a tier, the process that the launcher named comes first, then the earliest failure.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from rallypoint.explain.classify import class_of
@@ -32,6 +32,7 @@ KNOWN: Final = "known cause"
 CONSEQUENCE: Final = "consequence"
 UNKNOWN: Final = "unknown error"
 _MOST: Final = 50
+_MORE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,28 @@ class Verdict:
     root: Raised | None = None
     """The exception of the chain to look at."""
     by: Event | None = None
-    """The line in which a library itself says what happened."""
+    """Another line that explains it."""
 
     @property
-    def chain(self) -> tuple[Raised, ...]:
-        return tuple(self.event.raised.chain) if self.event.raised is not None else ()
+    def chain(self) -> list[Raised]:
+        return self.event.raised.chain if self.event.raised is not None else []
+
+    @property
+    def quote(self) -> list[str]:
+        """The line, or the exception's account; of an unknown exception also more of its text."""
+        if self.root is None or not self.root.headline:
+            return [self.event.text]
+        account = self.root.account
+        more = [line for line in self.root.more if line.strip() and line.strip() not in account]
+        return [account, *more[:_MORE]] if self.certainty == UNKNOWN else [account]
+
+    @property
+    def became(self) -> Raised | None:
+        """What the exception to look at ended as, before processes only passed it on."""
+        if self.root not in self.chain:
+            return None
+        later = self.chain[: self.chain.index(self.root) : -1]
+        return next((each for each in later if class_of(each) != "wrapper"), later[0] if later else None)
 
 
 @dataclass(frozen=True)
@@ -81,25 +99,6 @@ class Explanation:
         return self.verdict is not None or self.stop is not None
 
 
-# The nearness to a first cause, from the nearest on
-CAUSE, KILL, CRASH, LINE, SIGNAL, FOLLOWER, WRAPPER, ASKED = range(8)
-_REASONS: Final = (
-    "an exception or a known cause comes before lost connections, exit codes and error lines",
-    "no exception stands before this process was killed",
-    "native code failed, or a connection was lost, and no exception stands before",
-    "no exception stands in the log, and this is the first line that states an error",
-    "a process ended by a signal, and no line says why",
-    "the log has only what follows from another failure",
-    "the log only says that a process ended",
-    "a process was asked to end, and nothing says why",
-)
-_WARNED: Final = "only a warning has a known cause, and everything else follows from another failure"
-_ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": WRAPPER}
-_KINDS: Final = {Kind.STALL: CAUSE, Kind.LIBRARY: CRASH, Kind.ENDED: WRAPPER, Kind.TOLD: WRAPPER}
-_ASKED: Final = (-1, -2, -15)
-"""Signals by which launchers end the other processes."""
-
-
 # Which failures ended nothing ------------------------------------------------------------------------------
 
 _STEPS: Final = 2
@@ -109,79 +108,75 @@ _MANY_STEPS: Final = 5
 _NEAR_END: Final = 15
 _GOES_ON: Final = 5
 _AT_THE_END: Final = 3
-_STARTS_AGAIN: Final = re.compile(r"(?i)\b(?:re-?)(?:start|launch|spawn|sum|stor|boot|creat)\w*|\bstarting\b")
 _MODULES: Final = ("ModuleNotFoundError", "ImportError")
 
 
 def _was_restarted(event: Event, history: History) -> bool:
-    """A later attempt, or a later run, is at work, and neither it nor a later one has a failure."""
-    return history.last_worked > max(event.turn, history.last_failed)
+    """A later attempt is at work, and neither it nor a later one has a failure."""
+    return history.last_worked > max(event.attempt, history.last_failed)
 
 
 def _was_survived(event: Event, history: History) -> bool:
-    """The process made further steps, or finished its work."""
-    after = history.work_after(event)
+    """The process made further steps, or finished its work; or the job did without it."""
+    after, own = history.after(event), history.work_after(event)
     if event.kind in (*PROCESS_GONE, Kind.TOLD):
-        return _was_replaced(event, history)
-    if event.kind is Kind.LIBRARY or (not event.process and history.is_lost_after(event)):
-        return False
+        return _was_replaced(event, after)
     if event.fatal and event.raised is not None:  # torch puts the rank before its last words only
-        after = [each for each in after if each.process.rank == event.process.rank]
-    if any(each.kind in (Kind.READY, Kind.DONE) for each in after):
+        own = [each for each in own if each.process.rank == event.process.rank]
+    elif distinct_steps(each for each in after if each.kind in _MOVES) >= _MANY_STEPS:
         return True
-    steps = any(each.kind in (Kind.STEP, Kind.ANSWER) for each in after)
-    return steps and distinct_steps(after) >= (_STEPS if event.raised is not None else 1)
+    if not event.process and history.is_lost_after(event):
+        return False
+    if any(each.kind in (Kind.READY, Kind.DONE) for each in own):
+        return True
+    least = _STEPS if event.raised is not None else 1
+    return any(each.kind in _MOVES for each in own) and distinct_steps(own) >= least
 
 
-def _was_replaced(event: Event, history: History) -> bool:
-    """After the end of a process, only a new start and its work count, or the end of the job."""
-    after = history.work_after(event, begins=True)
-    started = [each for each in after if each.kind is Kind.READY or _STARTS_AGAIN.search(each.text)]
-    work = [each for each in after if each.is_work]
-    if started and distinct_steps(each for each in work if each.line > started[0].line) >= _STEPS:
+def _was_replaced(event: Event, after: Sequence[Event]) -> bool:
+    """After the end of a process, the job was done, or worked on: without it, or after a new beginning."""
+    if any(each.kind is Kind.DONE for each in after):
         return True
-    done = any(each.kind is Kind.DONE for each in work)
-    return done or (event.kind is Kind.ENDED and distinct_steps(work) >= _MANY_STEPS)
+    begun = next((each.line for each in after if each.kind in (Kind.BEGIN, Kind.READY)), None)
+    if begun is None:
+        return event.kind is not Kind.TOLD and distinct_steps(after) >= _MANY_STEPS
+    return distinct_steps(each for each in after if each.is_work and each.line > begun) >= _STEPS
 
 
 def _was_not_needed(event: Event, history: History) -> bool:
-    """A module was missing, and the program went on without it."""
+    """A module was missing, and nothing failed later on."""
     if event.raised is None or event.raised.name not in _MODULES or event.fatal or event.log < 0:
         return False
-    last = max(each.line for each in history.failures if each.log == event.log)
-    return last <= event.line and history.logs[event.log].lines - event.line > _GOES_ON
+    later = (each for each in history.failures if each.log == event.log and each.line > event.line)
+    goes_on = history.logs[event.log].lines - event.line > _GOES_ON
+    return goes_on and all(each.kind is Kind.TOLD for each in later)
 
 
 def _was_served(event: Event, history: History) -> bool:
-    """A server that was at work was asked to end, or a job that was done."""
-    served = (Kind.READY, Kind.ANSWER, Kind.DONE)
-    unknown = event.kind is Kind.TOLD and event.match is None and "CANCELLED" not in event.text
-    return unknown and any(each.kind in served for each in history.work_before(event))
+    """A server that was at work was asked to end, or a job that was done or that saved its results."""
+    if event.kind is not Kind.TOLD or event.match is not None or "CANCELLED" in event.text:
+        return False
+    served = any(each.kind in (Kind.READY, Kind.ANSWER, Kind.DONE) for each in history.work_before(event))
+    return served or any(each.kind is Kind.RESULT for each in history.work_after(event))
 
 
 def _is_aftermath(event: Event, history: History) -> bool:
-    """The job was done, or was asked to end, before this failed."""
+    """The job was asked to end before this failed, or was done."""
     if event.kind is Kind.TOLD:
         return False
     told = history.before(event, Kind.TOLD)
-    if told and not any(_is_bad(each) for kind in _BAD for each in history.before(told[0], kind)):
-        return not history.between(told[-1], event, WORK)
+    if told and not history.between(told[-1], event, WORK):
+        return True
     if tier(event) == CAUSE:
         return False  # what a program does after its training can fail as well
     done = [each for each in history.before(event, Kind.DONE)[-_STEPS:] if history.work_before(each)]
-    return bool(done) and not history.between(done[-1], event, (Kind.STEP, Kind.ANSWER, Kind.BEGIN))
-
-
-_BAD: Final = (Kind.EXCEPTION, *PROCESS_GONE)
-
-
-def _is_bad(event: Event) -> bool:
-    return event.kind in _BAD and event.level not in MILD
+    return bool(done) and not history.between(done[-1], event, (*_MOVES, Kind.BEGIN))
 
 
 def _was_warned(event: Event, _: History) -> bool:
-    states_code = event.kind in PROCESS_GONE and event.code is not None and "exit" in event.text
-    return event.level in MILD and event.kind is not Kind.TOLD and not states_code
+    """A logger calls it a warning. What a supervisor reports of a process, it reports as information."""
+    reported = event.kind is Kind.TOLD or (event.kind in PROCESS_GONE and event.level == "info")
+    return event.level in MILD and not reported
 
 
 def _is_passing(event: Event, history: History) -> bool:
@@ -192,10 +187,7 @@ def _is_passing(event: Event, history: History) -> bool:
     return not event.loud or history.logs[event.log].lines - event.line > _NEAR_END
 
 
-def _is_unheard(event: Event, history: History) -> bool:
-    """A library's own account counts only beside a failure that it explains."""
-    later = (each for each in history.failures if each.log != event.log or each.line > event.line)
-    return event.kind is Kind.LIBRARY and event.match is None and not any(map(_is_bad, later))
+_MOVES: Final = (Kind.STEP, Kind.ANSWER)
 
 
 @dataclass(frozen=True)
@@ -209,44 +201,50 @@ class Rule:
 
 NOT_FATAL: Final = (
     Rule("notice", "it is known to be harmless", lambda event, _: event.role == "notice"),
-    Rule(
-        "caught",
-        "the program caught it and went on",
-        lambda event, _: event.raised is not None and event.raised.caught,
-    ),
+    Rule("caught", "the program caught it and went on", lambda event, _: event.caught),
     Rule("restarted", "the job was started again, and works", _was_restarted),
     Rule("survived", "the job made further steps after it", _was_survived),
     Rule("not needed", "the program went on without this module", _was_not_needed),
     Rule("served", "a server or a job that was done was asked to end", _was_served),
-    Rule(
-        "aside",
-        "only a thread or a task lost its connection",
-        lambda event, _: event.raised is not None and event.raised.aside and tier(event) == FOLLOWER,
-    ),
     Rule("aftermath", "the job was over, or had been asked to end, before it", _is_aftermath),
     Rule("warned", "it was logged as a warning only", _was_warned),
     Rule("passing", "the log goes on, and no process is reported to have ended", _is_passing),
-    Rule("unheard", "no failure follows from what the library says", _is_unheard),
 )
 
 
 # How near to a first cause a failure can be ----------------------------------------------------------------
 
+CAUSE, KILL, CRASH, REASON, LINE, FOLLOWS = range(6)
+_REASONS: Final = (
+    "an exception or a known cause comes before lost connections, exit codes and error lines",
+    "no exception stands before this process was killed",
+    "native code failed, or a connection was lost, and no exception stands before",
+    "no exception stands in the log, and this line states the system's reason",
+    "no exception stands in the log, and this is the first line that states an error",
+    "the log has only what follows from another failure",
+)
+_WARNED: Final = "only a warning has a known cause, and everything else follows from another failure"
+_ROLES: Final = {"cause": CAUSE, "ending": KILL, "consequence": CRASH, "wrapper": FOLLOWS}
+
 
 def tier(event: Event) -> int:
     """How near to a first cause a failure is: the lower, the nearer."""
-    if event.kind is Kind.KILLED and event.code in _ASKED:
-        return ASKED
-    chain_class = class_of(root_of(event.raised)) if event.raised is not None else ""
+    passed_on = _class_of_root(event) != ""
     if event.role in _ROLES:
-        return SIGNAL if event.role == "ending" and chain_class == "wrapper" else _ROLES[event.role]
-    if event.raised is not None:
-        if event.raised.native and not (event.raised.message and event.raised.type):
-            return CRASH if event.raised.message else SIGNAL
-        return {"wrapper": WRAPPER, "follower": FOLLOWER}.get(chain_class, CAUSE)
+        return FOLLOWS if event.role == "ending" and passed_on else _ROLES[event.role]
+    if (raised := event.raised) is not None and raised.native and not (raised.message and raised.type):
+        return CRASH if raised.message else FOLLOWS
+    if raised is not None:
+        return FOLLOWS if passed_on else CAUSE
     if event.kind is Kind.KILLED:
-        return KILL if event.code in (None, -9) else SIGNAL
-    return KILL if event.kind is Kind.ERROR and event.fatal else _KINDS.get(event.kind, LINE)
+        return KILL if event.code in (None, -9) else FOLLOWS
+    if event.kind is Kind.ERROR:
+        return KILL if event.fatal else REASON if event.reason else LINE if event.loud else FOLLOWS
+    return {Kind.STALL: CAUSE, Kind.LIBRARY: CRASH}.get(event.kind, FOLLOWS)
+
+
+def _class_of_root(event: Event) -> str:
+    return class_of(root_of(event.raised)) if event.raised is not None else ""
 
 
 _LOOKUPS: Final = ("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", *_MODULES)
@@ -256,74 +254,54 @@ _LOOKUPS: Final = ("KeyError", "AttributeError", "IndexError", "StopIteration", 
 def root_of(raised: Raised) -> Raised:
     """The exception of a chain that is nearest to the cause.
 
-    That is the earliest one. But what was raised while a lookup failed says more than the lookup, and any
-    exception says more than a wrapper.
+    That is the earliest one; but what was raised while a lookup failed says more than the lookup.
     """
     found = raised
-    while (earlier := found.earlier) is not None and class_of(found) != "":
-        found = earlier
     while (earlier := found.earlier) is not None:
-        replaced = found.handling and earlier.name in _LOOKUPS
-        if replaced or class_of(earlier) == "wrapper":
+        if found.handling and earlier.name in _LOOKUPS:
             break
         found = earlier
     return found
-
-
-_LIST: Final = re.compile(r"\d+ validation errors? for ")
-
-
-def point_of(raised: Raised) -> str:
-    """The line of an exception's text that says what happened: not one that only announces the next."""
-    lines = [raised.message, *raised.more]
-    if _LIST.search(raised.message):
-        return next((text.strip() for text in raised.more if text.startswith("  ")), raised.message)
-    if "Last error:" in map(str.strip, lines[:-1]):
-        return lines[list(map(str.strip, lines)).index("Last error:") + 1].strip()
-    if not raised.message.strip() or raised.message.rstrip().endswith(":"):
-        return next((text.strip() for text in raised.more if text.strip()), raised.message)
-    return raised.message
 
 
 # The order -------------------------------------------------------------------------------------------------
 
 
 def first_failure(events: Sequence[Event]) -> Event | None:
-    """The first failure among events that have all ended something."""
+    """The first failure among events that have all ended something.
+
+    It is the earliest one of the lowest tier. But if the launcher named another process, a failure of that
+    process and tier counts instead, and before what only followed, its end.
+    """
+    lowest = min(map(tier, events), default=FOLLOWS)
+    nearest = [each for each in events if tier(each) == lowest]
+    best = _earliest(nearest)
+    named = [each for each in events if each.first]
+    if best is None or any(each.process.is_same(best.process) for each in named):
+        return best
+    if best.process.number is None:
+        is_bare = lowest == FOLLOWS and (best.kind in PROCESS_GONE or _class_of_root(best) == "wrapper")
+    else:
+        own = [each for each in nearest if any(each.process.is_same(one.process) for one in named)]
+        if own:
+            return _earliest(own)
+        is_bare = best.role == "consequence" and not {each.code for each in named} & {1, -6}
+    return (_earliest(named) if is_bare else None) or best
+
+
+def _earliest(events: Sequence[Event]) -> Event | None:
+    """By time if all of them have one, otherwise by place. An exception tells more than its own line."""
     if not events:
         return None
-    best = _earliest(events)
-    named = [each for each in events if each.first and tier(each) != ASKED]
-    if not named or named[0].raised is not None:
-        return best
-    first = _earliest(named)
-    processes = {each.process for each in named}
-    same = [each for each in events if any(each.process.is_same(one) for one in processes)]
-    own = [each for each in same if not each.first and tier(each) <= LINE and _can_cause(each, named)]
-    if own and tier(_earliest(own)) <= tier(best):
-        return _earliest(own)
-    if best.role == "consequence" and (not best.process.may_be(first.process) or first.code not in (1, -6)):
-        return first
-    says_nothing = best.raised is None or class_of(root_of(best.raised)) == "wrapper"
-    if (tier(best) >= WRAPPER and says_nothing) or (
-        tier(first) == KILL and not (best.role == "cause" and not best.process)
-    ):
-        return first
-    return best
+    timed = all(each.time is not None for each in events)
+    first, *later = sorted(events, key=lambda each: (each.time or 0.0 if timed else 0.0, each.log, each.line))
+    return next((each for each in later if each.raised and not first.raised and _is_same(each, first)), first)
 
 
-def _can_cause(event: Event, named: Sequence[Event]) -> bool:
-    """Whether a failure can be why its process ended as it did: Python exits with 1, or aborts."""
-    native = event.raised is None or event.raised.native
-    return native or bool({each.code for each in named} & {1, -6, None})
-
-
-def _earliest(events: Sequence[Event]) -> Event:
-    """The first event of the lowest tier: by time if all of them have one, otherwise by place."""
-    lowest = min(map(tier, events))
-    nearest = [each for each in events if tier(each) == lowest]
-    timed = all(each.time is not None for each in nearest)
-    return min(nearest, key=lambda each: (each.time or 0.0 if timed else 0.0, each.log, each.line))
+def _is_same(event: Event, other: Event) -> bool:
+    """Whether a process tells the same known failure twice."""
+    entries = [each.match.entry for each in (event, other) if each.match is not None]
+    return len(entries) == 2 and entries[0] is entries[1] and event.process.may_be(other.process)
 
 
 # What it is ------------------------------------------------------------------------------------------------
@@ -341,7 +319,7 @@ def _identify(event: Event, heard: frozenset[str]) -> None:
     for raised in (root, *(each for each in event.raised.chain if each is not root)):
         files = "\n".join(frame.file for frame in raised.frames)
         match = find(raised.text, known.speakers(files))
-        if match is not None and (raised is root or match.entry.role == "cause"):
+        if match is not None and (raised is root or match.entry.role in ("cause", "notice")):
             event.match = match
             return
 
@@ -354,12 +332,12 @@ def judge(events: Sequence[Event], logs: Sequence[Log]) -> Explanation:
             _identify(event, heard)
     history = History(events, logs)
     rules = {each: rule for each in history.failures if (rule := _rule_for(each, history)) is not None}
-    reason = ""
     chosen, fatal = _last_attempt([each for each in history.failures if each not in rules])
-    warned = [each for each, rule in rules.items() if rule.name == "warned" and each.role == "cause"]
-    if warned and _is_weak(chosen, history):
-        chosen = first_failure(warned)
-        reason = _WARNED
+    stops = (_stop_of(index, log, history) for index, log in enumerate(logs))
+    stop = next(filter(None, stops), None) if chosen is None else None
+    warned = first_failure(
+        _warned([each for each, rule in rules.items() if rule.name == "warned"], chosen, stop, history)
+    )
     notices = tuple(each for each, rule in rules.items() if rule.name == "notice")[:_MOST]
     said = Explanation(
         notices=notices,
@@ -367,17 +345,16 @@ def judge(events: Sequence[Event], logs: Sequence[Log]) -> Explanation:
         launcher=next((name for name in sorted(knowledge().launchers) if name in heard), ""),
         logs=tuple(logs),
         worked=history.last_work(),
-        set_aside={each: rule.reason for each, rule in rules.items() if each not in (chosen, *notices)},
+        set_aside={each: rule.reason for each, rule in rules.items() if each not in (warned, *notices)},
     )
-    if chosen is None:
-        stops = (_stop_of(index, log, history) for index, log in enumerate(logs))
-        return replace(said, stop=next(filter(None, stops), None))
-    before = [each for each in history.failures if each.attempt < chosen.attempt and each not in rules]
+    if (first := warned or chosen) is None:
+        return replace(said, stop=stop)
+    before = [each for each in history.failures if each.attempt < first.attempt and each not in rules]
     return replace(
         said,
-        verdict=_verdict(chosen, history, reason),
-        consequences=tuple(each for each in fatal if each is not chosen)[:_MOST],
-        earlier=tuple(first for first, _ in _attempts(before)),
+        verdict=_verdict(first, fatal, history, _WARNED if warned else ""),
+        consequences=tuple(each for each in fatal if each is not first)[:_MOST],
+        earlier=tuple(one for one, _ in _attempts(before)),
     )
 
 
@@ -385,16 +362,28 @@ def _rule_for(event: Event, history: History) -> Rule | None:
     return next((each for each in NOT_FATAL if each.holds(event, history)), None)
 
 
-def _is_weak(chosen: Event | None, history: History) -> bool:
-    """Whether nothing but consequences speaks against a warning of a known cause."""
+def _warned(
+    warned: Sequence[Event], chosen: Event | None, stop: Event | None, history: History
+) -> list[Event]:
+    """The warnings that explain a failure of which nothing else tells the cause.
+
+    If the log only stops, or somebody only ended the job, that is any known failure after the last work.
+    """
+    ended = stop or (chosen if chosen is not None and chosen.kind is Kind.TOLD and not chosen.match else None)
+    if ended is not None:
+        known = (each for each in warned if each.role in _ROLES and each.log == ended.log)
+        return [each for each in known if not history.work_after(each)]
     if chosen is None:
-        return any(each.kind in (*PROCESS_GONE, Kind.TOLD) for each in history.failures)
-    return tier(chosen) >= FOLLOWER or chosen.role == "consequence"
+        is_weak = any(each.kind in (*PROCESS_GONE, Kind.TOLD) for each in history.failures)
+    else:
+        is_weak = tier(chosen) >= LINE or chosen.role == "consequence"
+    return [each for each in warned if each.role == "cause"] if is_weak else []
 
 
 def _attempts(fatal: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
-    """For each run and attempt, the first failure and all of them."""
-    parts = [[each for each in fatal if each.turn == turn] for turn in sorted({each.turn for each in fatal})]
+    """For each attempt, the first failure and all of them."""
+    numbers = sorted({each.attempt for each in fatal})
+    parts = [[each for each in fatal if each.attempt == number] for number in numbers]
     return [(first, part) for part in parts if (first := first_failure(part)) is not None]
 
 
@@ -405,53 +394,79 @@ def _last_attempt(fatal: Sequence[Event]) -> tuple[Event | None, list[Event]]:
     return (telling or attempts)[-1] if attempts else (None, [])
 
 
-def _verdict(event: Event, history: History, reason: str) -> Verdict:
-    level = tier(event)
-    certainty = KNOWN if event.role in ("cause", "ending") or event.kind is Kind.STALL else UNKNOWN
+def _verdict(event: Event, fatal: Sequence[Event], history: History, reason: str) -> Verdict:
     unexplained = event.kind is Kind.KILLED and event.match is None
-    if event.role == "consequence" or level in (FOLLOWER, WRAPPER) or unexplained:
+    certainty = UNKNOWN
+    if event.role in ("cause", "ending") or event.kind is Kind.STALL:
+        certainty = KNOWN
+    elif (
+        event.role == "consequence"
+        or unexplained
+        or (tier(event) == FOLLOWS and event.kind is not Kind.ERROR)
+    ):
         certainty = CONSEQUENCE
     root = root_of(event.raised) if event.raised is not None else None
-    return Verdict(event, certainty, reason or _REASONS[level], root, _said_beside(event, history))
+    return Verdict(
+        event, certainty, reason or _REASONS[tier(event)], root, _said_beside(event, fatal, history)
+    )
 
 
-_WORD: Final = re.compile(r"[A-Za-z]{4,}")
+_DIGITS: Final = re.compile(r"\d+")
 
 
-def _said_beside(event: Event, history: History) -> Event | None:
-    """What a library said itself about an exception, or the last error before a process was killed."""
+def _said_beside(event: Event, fatal: Sequence[Event], history: History) -> Event | None:
+    """Another line that explains it: with the same cause, of a library, or an error that was stated before.
+
+    Of several lines that only state an error, the last one is shown beside the first; of a job that was told
+    to end, what it did then.
+    """
     if event.kind is Kind.KILLED and event.match is None:
         errors = history.before(event, Kind.ERROR)
         return errors[-1] if errors and event.line - errors[-1].line <= _AT_THE_END else None
-    if event.raised is None or tier(event) == FOLLOWER:
-        return None
-    text = "\n".join(each.headline for each in event.raised.chain)
-    said = (each for each in history.failures if each.kind is Kind.LIBRARY and each.log == event.log)
-    return next((each for each in said if each.run == event.run and _is_about(text, each.text)), None)
-
-
-def _is_about(exception: str, said: str) -> bool:
-    """Whether an exception is about the library that speaks, or about what could not be loaded."""
-    known = knowledge()
-    missed = set(_WORD.findall(said.rpartition(": ")[0])) - {"could", "import", "load"}
-    return bool(known.speakers(said) & known.speakers(exception)) or (
-        len(missed & set(_WORD.findall(exception))) > 1
-    )
+    if event.kind is Kind.TOLD and event.raised is None:
+        return history.at(event)
+    own_words = _DIGITS.sub("", event.headline)
+    others = [each for each in fatal if _DIGITS.sub("", each.headline) != own_words]
+    if REASON <= tier(event) <= LINE:
+        return next((each for each in reversed(others) if REASON <= tier(each) <= LINE), None)
+    same = (each for each in others if each.raised is None and _is_same(each, event))
+    here = (each for each in history.failures if each.log == event.log and each.attempt == event.attempt)
+    said = (each for each in here if each.kind is Kind.LIBRARY and each is not event)
+    stated = (each for each in others if each.log == event.log and each.line < event.line)
+    earlier = (each for each in stated if each.role != "consequence" and _class_of_root(each) == "")
+    rivals = [each for each in others if tier(each) == tier(event)]
+    if event.role == "cause":
+        return next(
+            chain(same, said, (each for each in rivals if each.match and not _is_same(each, event))), None
+        )
+    return next(chain(same, said, earlier, filter(None, [event.announced]), rivals), None)
 
 
 # The end of a log without a failure ------------------------------------------------------------------------
 
+_COUNTER: Final = re.compile(r"(?<![\d.:/-])(\d+)/(\d+)(?![\d.:/-])")
+
 
 def _stop_of(index: int, log: Log, history: History) -> Event | None:
     """Where a log stops that shows neither a failure nor an end."""
-    last, failed = log.last_line, [each for each in history.failures if each.log == index]
-    if not log.tail or (last is not None and last.kind is Kind.BEGIN):
+    if not log.tail:
+        return None
+    failed = [each for each in history.failures if each.log == index]
+    last = history.last_of(index)
+    is_near = last is not None and log.lines - last.line < _AT_THE_END
+    if last is not None and is_near and (last.kind is Kind.BEGIN or _is_last_but_few(last)):
         return last
     weak = [each for each in failed if not each.loud and each.level not in MILD]
-    if weak and log.lines - weak[-1].line <= _AT_THE_END and not history.work_after(weak[-1]):
+    goes_on = weak and any(each.kind is not Kind.RESULT for each in history.work_after(weak[-1]))
+    if weak and log.lines - weak[-1].line <= _AT_THE_END and not goes_on:
         return weak[-1]
     worked, first = history.last_work(index), log.tail[0][0]
     outlived = any(each.line >= first for each in failed)
-    says_only_that = {number for number, _ in log.tail} <= {each.line for each in failed}
-    silent = not says_only_that if worked is None else worked.line < first and not outlived
-    return (last or Event(Kind.BEGIN, index, *log.tail[-1])) if silent else None
+    silent = worked is None or (worked.line < first and not outlived)
+    return Event(Kind.BEGIN, index, *log.tail[-1]) if silent else None
+
+
+def _is_last_but_few(step: Event) -> bool:
+    """Whether a few steps of many are missing: many hangs are at the end of an epoch."""
+    counted = _COUNTER.search(step.text)
+    return counted is not None and int(counted[2]) >= 20 and 0.95 <= int(counted[1]) / int(counted[2]) < 1

@@ -341,4 +341,5 @@ def _roll_of_machine(joined: Sequence[RankIdentity]) -> JoinProgress:
     if len(firsts) == 1:  # else it is not known how the ranks of this machine are numbered
         missing = sorted({first + number for first in firsts for number in range(expected)} - ranks)
         absent = f"missing: {ranks_text(missing)} on {shown(joined[0].host)}" if missing else ""
-    return JoinProgress(len(ranks), max(expected, 0), absent, whole)
+    store = next((each.store for each in joined if each.store and whole), "")
+    return JoinProgress(len(ranks), max(expected, 0), absent, whole, store)

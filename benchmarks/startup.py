@@ -47,6 +47,8 @@ if parent.recv(1) == b"k":
 dist.destroy_process_group()
 """
 _LIMIT_SECONDS: Final = 30.0
+_TRAINING_SECONDS: Final = 2.0
+"""How long ranks are up before one is killed."""
 
 
 class Timing(NamedTuple):
@@ -83,6 +85,7 @@ def measure(commands: Sequence[Sequence[str]], script: Path, ranks: int, restart
             megabytes = _proportional_memory(processes)
             restart = None
             if clients is not None and restarts:
+                time.sleep(_TRAINING_SECONDS)
                 begin = time.monotonic()
                 clients[ranks - 1].sendall(b"k")
                 again = _await_reports(listener, ranks, processes)

@@ -24,7 +24,7 @@ import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
-from itertools import takewhile
+from itertools import compress, takewhile
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
@@ -197,8 +197,9 @@ def close_inherited(kept: int) -> None:
     the time it is deleted.
     """
     everything = gc.get_objects()
-    owners = {kind for kind in set(map(type, everything)) if _owns_descriptor(kind)}
-    for owner in [each for each in everything if type(each) in owners]:
+    kinds = list(map(type, everything))
+    owners = {kind for kind in set(kinds) if _owns_descriptor(kind)}
+    for owner in list(compress(everything, map(owners.__contains__, kinds))):
         with contextlib.suppress(Exception):  # it is closed already, or not even initialised
             if owner.fileno() not in (0, 1, 2, kept):
                 owner.close()

@@ -178,7 +178,8 @@ def test_a_launcher_that_does_not_say_how_many_ranks_are_here(
         assert Reports(folder).roll().expected == 0, store
     for store in ("localhost:29500", "127.0.0.1:29500", "[::1]:29500"):
         reports.report_joined(store)
-        assert Reports(folder).roll() == JoinProgress(1, 4, f"missing: 0, 2 and 3 on {socket.gethostname()}")
+        missing = f"missing: 0, 2 and 3 on {socket.gethostname()}"
+        assert Reports(folder).roll() == JoinProgress(1, 4, missing, store=store)
 
 
 def test_who_is_no_rank_does_not_join(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from rallypoint.client.look import HEAD
+from rallypoint.client.snapshots import HEAD
 from rallypoint.client.tcp import TCPStore
 from rallypoint.watch.web.hosting import host_web
 

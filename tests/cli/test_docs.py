@@ -295,7 +295,7 @@ def test_every_command_tells_what_it_does() -> None:
 
 def test_operations_are_documented() -> None:
     for op in Op:
-        page = "protocol.md" if op < Op.SESSION or op >= Op.LOOK else "sessions.md"
+        page = "protocol.md" if op < Op.SESSION or op >= Op.SNAPSHOT else "sessions.md"
         row = rf"^\| {op.value} \| `{op.name}` \|"
         assert re.search(row, (_REFERENCE / page).read_text(), flags=re.MULTILINE), op
 

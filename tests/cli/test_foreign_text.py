@@ -280,7 +280,7 @@ def test_no_text_of_a_rank_that_the_launcher_prints_is_raw(
     launcher._print_missing(Reports(tmp_path))
     line = launcher._JoinLine(Reports(tmp_path), from_start=True)
     line._began -= 1000.0
-    line.look()
+    line.refresh()
     check(capsys.readouterr().err.replace("\n\n", "\n"))
 
 
@@ -319,7 +319,10 @@ def test_no_key_is_printed_raw(server: Server) -> None:
         b'{"\x1b[2J": 1, "value": {"\x1b[2J": 1}}',
         b"\x1b[2J",
     ]
-    for sent in (*(request(Op.LOOK, each) for each in questions), request(Op.ADD, b"/" + name) + bytes(8)):
+    for sent in (
+        *(request(Op.SNAPSHOT, each) for each in questions),
+        request(Op.ADD, b"/" + name) + bytes(8),
+    ):
         with RawClient(server.port) as client:
             client.send(sent)
             client.read_rest()

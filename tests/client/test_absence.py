@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import relaying, serving
-from rallypoint.client import inquiry
-from rallypoint.client import look as looking
+from rallypoint.client import inquiry, snapshots
 from rallypoint.client.inquiry import ASKERS, Inquiry, is_asker
-from rallypoint.client.look import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
+from rallypoint.client.snapshots import HEAD, NOT_KNOWN, absent_at_barrier, absent_for_keys, absent_workers
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import StoreTimeoutError
 from rallypoint.store.connect.connecting import connect
@@ -288,7 +287,7 @@ def test_launchers_tools_and_polls_do_not_ask(
     store: TCPStore, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(looking, "look", lambda *_: asked.append(True))
+    monkeypatch.setattr(snapshots, "fetch_snapshot", lambda *_: asked.append(True))
     roles = (Role.AGENT, Role.TOOL)
     with ExitStack() as stack:
         agent, tool = (
@@ -371,5 +370,5 @@ def test_what_comes_while_it_asks_is_not_missed(
         with TCPStore("127.0.0.1", port, timeout=SECONDS) as other:
             other.set("key", "value")
 
-    monkeypatch.setattr(looking, "look", look)
+    monkeypatch.setattr(snapshots, "fetch_snapshot", look)
     assert store.get("key") == b"value"

@@ -191,7 +191,7 @@ def test_ranks_that_have_joined(capsys: pytest.CaptureFixture[str]) -> None:
             (folder / "roll.json").write_text(to_text(JoinProgress(joined, 2, absent)))
             line = _JoinLine(Reports(folder), from_start=True)
             line._began -= 31
-            line.look()
+            line.refresh()
             assert _only(capsys.readouterr().err).kind is kind
 
 

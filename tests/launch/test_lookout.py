@@ -31,7 +31,7 @@ class Ring:
             self._signs[each] += 1
             place = self.ids.index(each)
             after = self.ids[place + 1 :] + self.ids[:place]
-            silent = self._lookouts[each].look(after, self._read)
+            silent = self._lookouts[each].find_silent(after, self._read)
             self.ids = [other for other in self.ids if other not in silent]
 
     def _read(self, name: str) -> int:
@@ -78,16 +78,16 @@ def test_a_look_that_failed_counts_for_nothing() -> None:
 
     lookout = Lookout(1)
     for _ in range(2):
-        assert lookout.look(["b"], lambda _: 7) == set()
+        assert lookout.find_silent(["b"], lambda _: 7) == set()
     for _ in range(5):
         with pytest.raises(OSError, match="away"):
-            lookout.look(["b"], fail)
-    assert lookout.look(["b"], lambda _: 7) == {"b"}
+            lookout.find_silent(["b"], fail)
+    assert lookout.find_silent(["b"], lambda _: 7) == {"b"}
 
 
 def test_patience_is_with_one_machine_and_starts_anew_with_another() -> None:
     """As when the next one has left, also if it comes again."""
     lookout = Lookout(1)
     for ring in (["b", "c"], ["b", "c"], ["c"], ["b", "c"], ["b", "c"]):
-        assert lookout.look(ring[:1], lambda _: 7) == set()
-    assert lookout.look(["b"], lambda _: 7) == {"b"}
+        assert lookout.find_silent(ring[:1], lambda _: 7) == set()
+    assert lookout.find_silent(["b"], lambda _: 7) == {"b"}

@@ -21,7 +21,7 @@ from command_line import invoke
 from jobs import Job, free_port, job
 from namespaces import Wiring, wired
 from processes import Server
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch import command
@@ -174,7 +174,7 @@ def test_a_task_that_leaves_before_it_has_reached_the_store_does_not_use_it_any_
         group._listener.join(10)
         assert not group._listener.is_alive()
         await_others(group, server, 30)
-        users = look(*server.address, Question(), Deadline(10)).clients
+        users = fetch_snapshot(*server.address, Question(), Deadline(10)).clients
         assert [client for client in users if client.who.role is not Role.TOOL] == []
 
     monkeypatch.setattr(TaskGroup, "_connect", connect_late)

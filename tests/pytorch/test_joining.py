@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
 from rallypoint.pytorch import groups
@@ -49,7 +49,7 @@ def _group(port: int = 0) -> TCPStore:
 
 def _clients(store: TCPStore) -> int:
     """How many are connected: a worker that waits is one of them."""
-    return len(look(HOST, store.port, Question(), Deadline(20)).clients)
+    return len(fetch_snapshot(HOST, store.port, Question(), Deadline(20)).clients)
 
 
 def _left(store: TCPStore) -> None:

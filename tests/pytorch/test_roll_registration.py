@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from jobs import SECONDS, free_port, job, patch_torch
 from processes import Server, hand_over, serving, torch_serving
-from rallypoint.client.look import HEAD, look_at_job
+from rallypoint.client.snapshots import HEAD, fetch_job_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
@@ -132,7 +132,7 @@ def rank_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _look(place: tuple[str, int]) -> Snapshot:
-    return look_at_job(*place, Question(), Deadline(SECONDS))
+    return fetch_job_snapshot(*place, Question(), Deadline(SECONDS))
 
 
 def _whos(server: Server) -> list[Identity]:

@@ -106,18 +106,18 @@ def test_sums_that_are_told_to_all_alike_are_caught(monkeypatch: pytest.MonkeyPa
             answer(status, content)
         return True
 
-    monkeypatch.setattr(CombinedAdd, "take", tell_all_the_last)
+    monkeypatch.setattr(CombinedAdd, "receive", tell_all_the_last)
     must_catch("told twice", mix="adds", first=60)
 
 
 def test_sums_that_are_dealt_out_backwards_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = CombinedAdd.take
+    receive = CombinedAdd.receive
 
     def deal_backwards(self: CombinedAdd, status: Status, content: bytes) -> bool:
         self._parts.reverse()
-        return take(self, status, content)
+        return receive(self, status, content)
 
-    monkeypatch.setattr(CombinedAdd, "take", deal_backwards)
+    monkeypatch.setattr(CombinedAdd, "receive", deal_backwards)
     must_catch("no order explains", first=29)
 
 

@@ -112,7 +112,7 @@ class Bench:
         return requests
 
     def take(self, tag: int, content: bytes = b"", status: Status = DONE) -> None:
-        self.combiner.take(tag, status, content)
+        self.combiner.receive(tag, status, content)
         self.combiner.check_invariants()
 
 
@@ -438,7 +438,7 @@ def test_the_end_of_a_wait_that_crosses_its_leave_is_for_nobody(bench: Bench, st
     assert rank.got == []
     assert not bench.combiner.has_unsent
     with pytest.raises(ProtocolError):
-        bench.combiner.take(0, DONE, end_of_wait(1))
+        bench.combiner.receive(0, DONE, end_of_wait(1))
 
 
 # Queues
@@ -481,7 +481,7 @@ def test_arrivals_at_one_barrier_leave_as_one_with_their_number(bench: Bench) ->
     bench.take(0, i64(1))
     assert ranks[3].got == [i64(1)]
     with pytest.raises(ProtocolError):
-        bench.combiner.take(0, DONE, i64(1))
+        bench.combiner.receive(0, DONE, i64(1))
 
 
 @pytest.mark.parametrize(

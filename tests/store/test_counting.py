@@ -37,7 +37,7 @@ from rallypoint.store.wire import requests
 from rallypoint.store.wire.encoding import VALIDATE, counted_request, request
 from rallypoint.store.wire.opcodes import Op
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
-from test_looking import PING, seen_by, told
+from test_snapshots import PING, seen_by, told
 
 pytestmark = pytest.mark.windows
 
@@ -63,11 +63,11 @@ KINDS = {
     Op.QUEUE_LEN: request(Op.QUEUE_LEN, b"q"),
     Op.LIST_KEYS: request(Op.LIST_KEYS),
     Op.BARRIER: barrier(b"b", 1),
-    Op.TELL: request(Op.TELL, b"text"),
+    Op.REPORT: request(Op.REPORT, b"text"),
 }
 """A request of each kind, by which no client does anything that it may not do twice."""
 
-IN_BATCHES: list[Op] = [op for op in KINDS if op not in (Op.CANCEL_WAIT, Op.PING, Op.BARRIER, Op.TELL)]
+IN_BATCHES: list[Op] = [op for op in KINDS if op not in (Op.CANCEL_WAIT, Op.PING, Op.BARRIER, Op.REPORT)]
 
 some_kinds = st.lists(
     st.sampled_from([*KINDS] + 4 * [Op.GET] + 2 * [Op.SET, Op.ADD, Op.CHECK, Op.WAIT, Op.PING]), max_size=12
@@ -186,7 +186,17 @@ def test_the_requests_of_a_relay_are_counted_by_their_kinds_and_its_batches_too(
     relay.send(*[KINDS[op] for op in (Op.SET, Op.GET, Op.GET, Op.ADD)])
     relay.send(recall(b"k"), arrive(b"b", 5, 2), leave(5), wait_in_turn(b"w"), told(b"{}"))
     relay.send()
-    once = [Op.SESSION, Op.PRESENT, Op.SET, Op.ADD, Op.RECALL, Op.ARRIVE, Op.LEAVE, Op.WAIT_IN_TURN, Op.TOLD]
+    once = [
+        Op.SESSION,
+        Op.PRESENT,
+        Op.SET,
+        Op.ADD,
+        Op.RECALL,
+        Op.ARRIVE,
+        Op.LEAVE,
+        Op.WAIT_IN_TURN,
+        Op.RELAY_REPORT,
+    ]
     assert counted(desk.front) == {Op.BATCH: 3, Op.GET: 2, **dict.fromkeys(once, 1)}
     assert relay.end.connection.operations == 5, "a batch is one"
     relay.end.send(BYE)
@@ -230,7 +240,7 @@ def work(desk: Desk, number: int, told: Snapshot) -> End:
     end = End(desk, desk.front.open(f"worker-{number}:4711"))
     desk.ends[end.connection] = end
     end.send(VALIDATE + session(bytes([number]) * 16, keep=0) + PRESENT)
-    end.send(batch(1, 0, request(Op.TOLD, told.to_json().encode())))
+    end.send(batch(1, 0, request(Op.RELAY_REPORT, told.to_json().encode())))
     return end
 
 
@@ -258,6 +268,6 @@ def test_what_a_worker_has_told_last_counts_on_when_it_has_ended() -> None:
 def test_what_a_worker_has_told_may_be_no_snapshot() -> None:
     desk = Desk(Core())
     end = work(desk, 1, replace(seen_by(Core()), accepted=3))
-    end.send(batch(2, 0, request(Op.TOLD, b"{")))
+    end.send(batch(2, 0, request(Op.RELAY_REPORT, b"{")))
     end.close()
     assert whole(seen_by(desk.front)).accepted == 0

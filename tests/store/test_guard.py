@@ -31,7 +31,7 @@ from cable import recording
 from jobs import free_port, job
 from namespaces import two_machines
 from processes import BACKENDS, end
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, RallypointError, UsageError
 from rallypoint.store.connect import connecting
@@ -126,7 +126,7 @@ def test_without_the_secret_nobody_comes_in(have: Callable[[str], None]) -> None
         have(_TEXT)
         with _store(port) as store:
             assert store.num_keys() == 0
-        seen = look("127.0.0.1", port, Question(), Deadline(5.0))
+        seen = fetch_snapshot("127.0.0.1", port, Question(), Deadline(5.0))
     reasons = " ".join(error.reason for error in seen.errors)
     assert "without the job's secret" in reasons
     assert "it has another secret" in reasons
@@ -179,11 +179,11 @@ def test_a_token_may_look_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
     token = Secret(_TEXT, "the test").token
     monkeypatch.setenv(guard.LOOK_VARIABLE, token)
     with running_here(_locked) as port:
-        assert look("127.0.0.1", port, Question(), Deadline(5.0)).kind == "server"
+        assert fetch_snapshot("127.0.0.1", port, Question(), Deadline(5.0)).kind == "server"
         with pytest.raises(AccessError, match="without the job's secret"):
             _store(port)
         # Somebody who does not keep to that.
-        monkeypatch.setattr(connecting, "job_secret", guard.look_credentials)
+        monkeypatch.setattr(connecting, "job_secret", guard.snapshot_credentials)
         store = _store(port)
         asked: list[Callable[[], object]] = [
             lambda: store.set("k", "v"),
@@ -199,7 +199,7 @@ def test_a_token_may_look_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(guard.SECRET_VARIABLE, _TEXT)
         with _store(port) as store:
             assert store.num_keys() == 0
-        errors = look("127.0.0.1", port, Question(), Deadline(5.0)).errors
+        errors = fetch_snapshot("127.0.0.1", port, Question(), Deadline(5.0)).errors
     assert sum("with a token that may only look" in each.reason for each in errors) == len(asked)
 
 
@@ -208,10 +208,10 @@ def test_a_token_sees_no_value_and_is_no_rank(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(guard.LOOK_VARIABLE, Secret(_TEXT, "the test").token)
     with running_here(_locked) as port:
         with pytest.raises(ConnectionLostError):
-            look("127.0.0.1", port, Question(value="k"), Deadline(5.0))
+            fetch_snapshot("127.0.0.1", port, Question(value="k"), Deadline(5.0))
         who = Identity("elsewhere", 1, rank=3, world_size=4, role=Role.RANK)
-        with closing(connecting.connect("127.0.0.1", port, Deadline(5.0), who, to_look=True)):
-            snapshot = look("127.0.0.1", port, Question(), Deadline(5.0))
+        with closing(connecting.connect("127.0.0.1", port, Deadline(5.0), who, snapshot_only=True)):
+            snapshot = fetch_snapshot("127.0.0.1", port, Question(), Deadline(5.0))
     assert all(client.who.rank == -1 for client in snapshot.clients)
     assert "a look at a value" in snapshot.errors[0].reason
 
@@ -225,13 +225,15 @@ def test_a_broken_record_ends_its_own_connection_alone(backend: str, have: Calla
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port)) as sock:
                 stream = guard_socket(sock, "127.0.0.1", "it", Secret(_TEXT, "the test"), Deadline(5.0))
-                question = request(Op.LOOK, Question(keys=100).to_json())
+                question = request(Op.SNAPSHOT, Question(keys=100).to_json())
                 sock.sendall(stream._channel.seal(VALIDATE + question) + b"\x17\x03\x03\x00\x20" + bytes(32))
                 sock.settimeout(5)
                 while sock.recv(1 << 16):
                     pass
             assert bystander.add("n", 1)
-        reasons = [each.reason for each in look("127.0.0.1", port, Question(), Deadline(5.0)).errors]
+        reasons = [
+            each.reason for each in fetch_snapshot("127.0.0.1", port, Question(), Deadline(5.0)).errors
+        ]
     assert sum("TLS failed" in reason for reason in reasons) == 5
 
 

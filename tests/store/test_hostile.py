@@ -25,9 +25,9 @@ from rallypoint.store.wire.encoding import VALIDATE, counted_request, pack_i64, 
 from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from raw import RawClient, await_log
-from test_looking import told
 from test_parser import count_calls
 from test_replay import DATA
+from test_snapshots import told
 
 pytestmark = pytest.mark.windows
 

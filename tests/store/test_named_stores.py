@@ -17,7 +17,7 @@ import pytest
 
 from processes import BACKENDS
 from rallypoint.client.base import PrefixStore
-from rallypoint.client.look import look, look_at_job
+from rallypoint.client.snapshots import fetch_job_snapshot, fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import to_text
 from rallypoint.errors import ConnectError, ConnectionLostError, RallypointError
@@ -76,7 +76,7 @@ def _add(key: str, amount: int = 1) -> bytes:
 
 
 def _look(port: int, name: str = "") -> Snapshot:
-    return look(_HERE, port, Question(), Deadline(SECONDS), name)
+    return fetch_snapshot(_HERE, port, Question(), Deadline(SECONDS), name)
 
 
 class _Clients:
@@ -344,15 +344,15 @@ def test_who_looks_where_a_job_meets_sees_the_store_of_its_round() -> None:
         with TCPStore(_HERE, port, timeout=SECONDS) as store:
             meet(store, "j")
             # The store of a round that is over does not come again because somebody looks.
-            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 2
+            assert fetch_job_snapshot(_HERE, port, Question(), Deadline(SECONDS)).key_count == 2
             assert _look(port).stores == ()
             clients.count("j/round/0-i")
-            seen = look_at_job(_HERE, port, Question(), Deadline(SECONDS))
+            seen = fetch_job_snapshot(_HERE, port, Question(), Deadline(SECONDS))
             assert (seen.key_count, len(seen.rosters)) == (1, 1)
             # Of several jobs, none is meant.
             meet(store, "k")
-            assert look_at_job(_HERE, port, Question(), Deadline(SECONDS)).key_count == 4
-            assert look(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
+            assert fetch_job_snapshot(_HERE, port, Question(), Deadline(SECONDS)).key_count == 4
+            assert fetch_snapshot(_HERE, port, Question(), Deadline(SECONDS), "j/round/0-i").key_count == 1
 
 
 @pytest.mark.parametrize("names", [("j/meeting", "j/round/0-i"), ("run-1",)])
@@ -416,9 +416,9 @@ def test_names_behind_a_door(
             monkeypatch.setenv(guard.LOOK_VARIABLE, Secret(_TEXT, "the test").token)
             assert _look(port, "a").key_count == 1
             with pytest.raises(ConnectionLostError):
-                look(_HERE, port, Question(value="large"), Deadline(SECONDS), "a")
+                fetch_snapshot(_HERE, port, Question(value="large"), Deadline(SECONDS), "a")
             with pytest.raises(ConnectError):
-                look(_HERE, port, Question(), Deadline(1), "b")
+                fetch_snapshot(_HERE, port, Question(), Deadline(1), "b")
             seen = _look(port)
             assert seen.stores == ("a",)
             assert "a new store, with a token that may only" in seen.errors[-1].reason

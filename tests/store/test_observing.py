@@ -45,7 +45,7 @@ from raw import SECONDS, RawClient, until
 from rolls import rank
 from startups import from_line
 from test_core import CANCEL_WAIT, barrier, push, set_, wait
-from test_looking import Clock, hello
+from test_snapshots import Clock, hello
 
 pytestmark = pytest.mark.windows
 

@@ -36,7 +36,7 @@ VALIDATE = b"\x00" + struct.pack("<I", MAGIC)
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
-ALL = carried([*CLIENT_OPS, Op.TELL])
+ALL = carried([*CLIENT_OPS, Op.REPORT])
 
 Call = tuple[object, ...]
 
@@ -177,7 +177,7 @@ EXAMPLES = [
     plain(17, "LIST_KEYS"),
     with_number(18, "BARRIER", b"key", 16_000),
     with_number(18, "BARRIER", b"key", -(1 << 63)),
-    plain(50, "TELL", b"text"),
+    plain(50, "REPORT", b"text"),
 ]
 each_example = pytest.mark.parametrize("sent", EXAMPLES, ids=lambda sent: str(sent.call[0]))
 

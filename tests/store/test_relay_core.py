@@ -39,7 +39,7 @@ from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from rallypoint.store.wire.sessions import ASK
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
-from test_looking import finish
+from test_snapshots import finish
 
 pytestmark = pytest.mark.windows
 
@@ -139,7 +139,7 @@ def test_a_client_waits_for_no_more_keys_than_the_limit() -> None:
 # Refusals, and ends
 
 
-@pytest.mark.parametrize("sent", [get(b"k"), wait(b"k"), PING, request(Op.LOOK, b"{}")])
+@pytest.mark.parametrize("sent", [get(b"k"), wait(b"k"), PING, request(Op.SNAPSHOT, b"{}")])
 def test_a_connection_with_a_session_asks_in_batches_alone(relay: ByHand, sent: bytes) -> None:
     (below,) = relay.desk.open()
     below.ask(session(bytes(16)))
@@ -170,7 +170,7 @@ def test_who_is_refused_is_closed_behind_its_earlier_replies(relay: ByHand) -> N
 def test_who_breaks_a_rule_gets_what_it_is_owed_however_its_stream_is_cut() -> None:
     """The 16th reply that is due is a reason to pause: the violation behind it is not read before."""
     too_long = b"\x01" + blob(b"key") + i64(1 << 40)
-    stream = get(b"k") * 14 + wait(b"w") + request(Op.LOOK, b"{}") + too_long
+    stream = get(b"k") * 14 + wait(b"w") + request(Op.SNAPSHOT, b"{}") + too_long
     for cut in range(len(stream)):
         relay = ByHand()
         (rank,) = relay.desk.open()

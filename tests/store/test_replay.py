@@ -47,7 +47,7 @@ REQUESTS = st.one_of(
     pairs.map(lambda drawn: counted_request(Op.MULTI_SET, [*chain(*drawn)], blobs_each=2)),
     st.sampled_from([CANCEL_WAIT, request(Op.GETNUMKEYS), request(Op.LIST_KEYS), b"\x30" + u64(0), b"\xff"]),
     st.just(request(Op.DELETE_KEY, b'/rallypoint/hello/1/{"rank":3,"role":"rank","world_size":4}')),
-    st.builds(request, st.just(Op.TELL), st.sampled_from([b"", b"told", b'"' * 900, b"\xff"])),
+    st.builds(request, st.just(Op.REPORT), st.sampled_from([b"", b"told", b'"' * 900, b"\xff"])),
     st.builds(lambda token, taken: session(token, taken=taken), tokens, st.integers(0, 1)),
 )
 BATCHES = st.builds(
@@ -106,8 +106,8 @@ HISTORY = [
     Step("batch", 21, blob(counted_request(Op.WAIT, [b"/b"]))),
     *(Step("send", n, request(Op.DELETE_KEY, b'/rallypoint/hello/1/{"rank":%d}' % n)) for n in range(20)),
     *(Step("send", number, request(Op.BARRIER, b"/x", tail=pack_i64(18))) for number in range(2, 20)),
-    Step("send", 2, request(Op.TELL, b'ranks "0" to 3')),
-    Step("send", 22, request(Op.LOOK, b'{"keys":9}')),
+    Step("send", 2, request(Op.REPORT, b'ranks "0" to 3')),
+    Step("send", 22, request(Op.SNAPSHOT, b'{"keys":9}')),
     Step("time", 3),
     Step("time", 3),
     Step("send", 3, request(Op.SET, b"/b", b"")),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ends import BEAT, SIGN_OF_LIFE, note, session
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.context import About, Close, DriverTask, GoOn
-from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.replica.core import replica as replica_module
 from rallypoint.store.replica.core.leader import Caller, LeaderCore
@@ -118,8 +118,8 @@ class Leader:
 
     def look(self, name: str = "") -> Snapshot:
         told: list[bytes] = []
-        self.core.look_at(name, Question(), told.append)
-        while self.core.looks.step() is not LookStep.DONE:
+        self.core.start_snapshot(name, Question(), told.append)
+        while self.core.snapshots.step() is not SnapshotStep.DONE:
             pass
         return Snapshot.from_json(told[0])
 
@@ -185,9 +185,9 @@ def test_a_standby_equals_the_leader_at_every_record(actions: list[Any]) -> None
         leader.commit()
         assert pack_state(kept[0]) == kept[1], "it is packed while the leader goes on"
         for part in log[standby.sequence :]:
-            standby.take(part)
+            standby.apply(part)
         for part in log[late.sequence :]:
-            late.take(part)
+            late.apply(part)
         state = leader.core.replica.state()
         assert standby.state() == state
         assert late.state() == state
@@ -294,8 +294,8 @@ def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
     hello = request(Op.DELETE_KEY, b"/" + hello_key(Identity(role=Role.TOOL)).encode())
     leader = Leader([])
     leader.commit_all()
-    looker = leader.open(hello + ASK + request(Op.LOOK, Question().to_json()))
-    while leader.core.looks.step() is not LookStep.DONE:
+    looker = leader.open(hello + ASK + request(Op.SNAPSHOT, Question().to_json()))
+    while leader.core.snapshots.step() is not SnapshotStep.DONE:
         pass
     leader.receive(looker, b"")
     assert leader.sent[looker.id].startswith(pack_i64(0) + READY)
@@ -308,11 +308,11 @@ def test_who_looks_is_answered_without_a_record_and_without_a_lease() -> None:
 def test_what_a_client_tells_is_no_record_and_what_a_launcher_says_of_a_stall_is() -> None:
     leader = Leader([])
     leader.commit_all()
-    caller = leader.open(request(Op.TELL, b"text"))
-    leader.receive(caller, request(Op.TELL, b"another"))
+    caller = leader.open(request(Op.REPORT, b"text"))
+    leader.receive(caller, request(Op.REPORT, b"another"))
     assert not leader.commit()
     assert (caller.held, caller.is_known) == (0, False)
-    leader.ask(caller, request(Op.TELL, b"text") + request(Op.SET, b"/rallypoint/stall", b"rank 3"))
+    leader.ask(caller, request(Op.REPORT, b"text") + request(Op.SET, b"/rallypoint/stall", b"rank 3"))
     assert b"text" not in b"".join(leader.log)
     snapshot = leader.look()
     assert (snapshot.stall, [each.told for each in snapshot.clients]) == ("rank 3", [""])
@@ -381,7 +381,7 @@ def test_the_limits_are_those_of_the_leader() -> None:
     wide.ask(wide.open(), request(Op.SET, b"/long key", bytes(400)))
     replica = Replica(Limits(key_bytes=7))
     for part in log:
-        replica.take(part)
+        replica.apply(part)
     assert replica.state() == wide.core.replica.state()
     assert Replica.of(replica.state(), Limits(key_bytes=7)).state() == replica.state()
     narrow = Leader(log, replica, Limits(key_bytes=3, stored_bytes=10))
@@ -394,7 +394,7 @@ def test_the_limits_are_those_of_the_leader() -> None:
 
 def test_a_replica_refuses_other_formats() -> None:
     with pytest.raises(FormatError, match=r"format \[9\]"):
-        Replica().take(b"\x09" + bytes(20))
+        Replica().apply(b"\x09" + bytes(20))
     with pytest.raises(FormatError, match="format 9"):
         Replica.of(seal(pack([9, 0, 0.0, []])))
     with pytest.raises(FormatError, match="cannot be read"):
@@ -404,7 +404,7 @@ def test_a_replica_refuses_other_formats() -> None:
 def _replica_of(log: list[bytes]) -> Replica:
     replica = Replica(LIMITS)
     for part in log:
-        replica.take(part)
+        replica.apply(part)
     return replica
 
 
@@ -423,7 +423,7 @@ def test_a_replica_takes_nothing_from_another_version(monkeypatch: pytest.Monkey
     replica = Replica(LIMITS)
     unknown = [Entry(Kind.OPEN, 1, b"\0peer"), Entry(Kind.REQUESTS, 1, b"\xee")]
     with pytest.raises(FormatError, match="no operation 238"):
-        replica.take(link([pack_record(1.0, unknown)], 0)[0])
+        replica.apply(link([pack_record(1.0, unknown)], 0)[0])
 
 
 records = st.one_of(
@@ -457,10 +457,10 @@ def test_whatever_stands_in_the_log_is_taken_or_refused_by_name(some: list[tuple
     for record, mark in some:
         data = link([record[:1] + bytes([mark]) + record[2:] if mark else record], one.last)[0]
         try:
-            one.take(data)
+            one.apply(data)
         except FormatError:
             return
-        other.take(data)
+        other.apply(data)
         assert not one.faults
         if one.can_be_kept:
             assert one.state() == other.state()
@@ -484,7 +484,7 @@ def test_a_record_that_ends_within_a_request_is_refused() -> None:
     """The rest of it would be in no checkpoint."""
     entries = [Entry(Kind.OPEN, 1, b"\0p"), Entry(Kind.REQUESTS, 1, request(Op.GET, b"/key")[:-1])]
     with pytest.raises(FormatError, match="within a request"):
-        Replica().take(link([pack_record(1.0, entries)], 0)[0])
+        Replica().apply(link([pack_record(1.0, entries)], 0)[0])
 
 
 @pytest.mark.parametrize("limit", [b'"8192"', b"0", b"NaN", b"true", b"null"])
@@ -492,7 +492,7 @@ def test_rules_that_are_no_limits_are_refused(limit: bytes) -> None:
     rules = rules_of(Limits()).replace(b":8192", b":" + limit)
     assert rules != rules_of(Limits())
     with pytest.raises(FormatError, match="record 1 of the log: the rules of a leader"):
-        Replica().take(link([pack_record(1.0, [Entry(Kind.TERM, 1, rules)])], 0)[0])
+        Replica().apply(link([pack_record(1.0, [Entry(Kind.TERM, 1, rules)])], 0)[0])
 
 
 def test_what_an_engine_has_lost_is_noticed_when_the_log_goes_on() -> None:
@@ -503,17 +503,17 @@ def test_what_an_engine_has_lost_is_noticed_when_the_log_goes_on() -> None:
     leader.ask(caller, request(Op.SET, b"/k", b"v"))
     standby, late = Replica(LIMITS), Replica(LIMITS)
     for part in log:
-        standby.take(part)
+        standby.apply(part)
     del log[-2:]
     for part in log:
-        late.take(part)
+        late.apply(part)
     other = Leader(log, late)
     while len(log) <= standby.sequence:
         other.ask(other.open(), request(Op.SET, b"/k", b"w"))
     with pytest.raises(LostRecordsError, match="another one than before"):
         standby.check_last(log[standby.sequence - 1])
     with pytest.raises(LostRecordsError, match="from another record"):
-        standby.take(log[standby.sequence])
+        standby.apply(log[standby.sequence])
     late.check_last(log[late.sequence - 1])
 
 

@@ -53,7 +53,7 @@ BYTES: list[tuple[bytes, str]] = [
     (encode(Op.BYE, [], b""), "23"),
     (encode(Op.BEAT, [], b""), "2a"),
     (encode(Op.ENTER, [b"job"], b""), "31 0300000000000000 6a6f62"),
-    (encode(Op.TELL, [b"job"], b""), "32 0300000000000000 6a6f62"),
+    (encode(Op.REPORT, [b"job"], b""), "32 0300000000000000 6a6f62"),
     (
         encode(Op.ARRIVE, [b"k"], wire.pack_pair(8, 3)),
         "24 0100000000000000 6b 0800000000000000 0300000000000000",

@@ -10,10 +10,10 @@ import pytest
 
 from ends import Desk, End, Played, arrive, leave, relay_on
 from processes import Server, relaying, serving
-from rallypoint.client.look import look as look_at
+from rallypoint.client.snapshots import fetch_snapshot as look_at
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.rollcall.question import Question
@@ -24,7 +24,7 @@ from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, await_log
 from rolls import rank
 from test_core import CANCEL_WAIT, add, barrier, get, pop, push, set_, wait
-from test_looking import PING, Clock, finish, hello, told
+from test_snapshots import PING, Clock, finish, hello, told
 
 pytestmark = pytest.mark.windows
 
@@ -60,7 +60,7 @@ class Watched:
             self.clock.now += 1.0
             self.core.end_second()
             before = self.clock.now
-            self._reports.look()
+            self._reports.tick()
             finish(self.core)
             self.clock.now = before  # however long that took
         found, self._reports.seconds = self._reports.seconds, []
@@ -74,7 +74,7 @@ def watched() -> Watched:
 
 def _snapshot(core: Core) -> bytes:
     found: list[bytes] = []
-    core.looks.start(Question(), found.append)
+    core.snapshots.start(Question(), found.append)
     finish(core)
     return found[0]
 
@@ -279,8 +279,8 @@ def test_relays_leave_it_to_the_server() -> None:
     for _ in range(10):
         clock.now += 1.0
         relay.front.end_second()
-        reports.look()
-        assert relay.front.looks.step() is LookStep.DONE
+        reports.tick()
+        assert relay.front.snapshots.step() is SnapshotStep.DONE
     assert relay.front.waiting == 1
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from ends import BEAT, DONE, SIGN_OF_LIFE, ByHand, frame, i64, note, welcome
 from processes import pause, relaying, sends_signals, serving
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ConnectError, ConnectionLostError, ProtocolError, UsageError
 from rallypoint.launch.endpoint import parse_places
@@ -310,7 +310,7 @@ def test_a_store_that_waits_for_its_engine_is_waited_for(
     while time.monotonic() - begun < 2.5:
         sock.sendall(note("its engine is away", "look there"))
         assert _read(sock, 1) == BEAT
-    told = look(HOST, port, Question(), Deadline(SECONDS))
+    told = fetch_snapshot(HOST, port, Question(), Deadline(SECONDS))
     assert trouble_of(told) == ("its engine is away", "look there")
     assert "is lost" not in caplog.text
     sock.sendall(nonce[:2])

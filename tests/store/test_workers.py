@@ -20,7 +20,7 @@ import pytest
 
 from command_line import invoke
 from processes import Server, relaying, serving
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, ServerStartError, UsageError
 from rallypoint.launch.rendezvous.servers import workers_for
@@ -93,7 +93,7 @@ def connect(server: Server, stack: ExitStack, count: int = MANY) -> list[RawClie
 
 
 def seen(server: Server, question: Question | None = None) -> Snapshot:
-    return look(server.host, server.port, question or Question(), Deadline(SECONDS))
+    return fetch_snapshot(server.host, server.port, question or Question(), Deadline(SECONDS))
 
 
 def counters(told: Snapshot) -> Counter[str]:
@@ -127,7 +127,7 @@ def is_closed(client: RawClient) -> bool:
 
 def test_what_clients_of_all_workers_tell_is_seen(server: Server, stack: ExitStack) -> None:
     for number, client in enumerate(connect(server, stack)):
-        client.send(request(Op.TELL, b"%d" % number) + request(Op.PING, tail=b"ping"))
+        client.send(request(Op.REPORT, b"%d" % number) + request(Op.PING, tail=b"ping"))
         assert client.read(4) == b"ping"
     told = {each.told: each.who.rank for each in reporting_clients(seen(server))}
     assert told == {str(number): number for number in range(MANY)}
@@ -177,7 +177,7 @@ def test_a_look_sees_the_whole(server: Server, stack: ExitStack) -> None:
 def test_many_looks_at_once(server: Server, stack: ExitStack) -> None:
     clients = [stack.enter_context(RawClient(server.port)) for _ in range(MANY)]
     for client in clients:
-        client.send(request(Op.LOOK, Question().to_json()))
+        client.send(request(Op.SNAPSHOT, Question().to_json()))
     for client in clients:
         assert Snapshot.from_json(client.read_blob()).kind == "server"
 

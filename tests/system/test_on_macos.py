@@ -18,7 +18,7 @@ from rallypoint import TCPStore
 from rallypoint.store.relay import outgoing
 from rallypoint.store.server.loops.listening import set_options
 from rallypoint.store.server.loops.loop import LegacyLoop
-from rallypoint.store.server.neighbours_program import look
+from rallypoint.store.server.neighbours_program import connected_processes
 from raw import SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what it takes away is of Linux")
@@ -89,7 +89,7 @@ def test_without_the_table_of_all_connections_those_of_ones_own_processes_are_fo
 
     client, accepted = connection
     monkeypatch.setattr(psutil, "net_connections", refuse)
-    [found] = look({accepted.getsockname()[1]})
+    [found] = connected_processes({accepted.getsockname()[1]})
     assert (found[0], found[-1]) == (os.getpid(), [client.getsockname()])
 
 

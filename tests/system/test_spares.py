@@ -19,7 +19,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from jobs import Job, free_port, job
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.launch.endpoint import Endpoint, Endpoints
 from rallypoint.launch.rendezvous.servers import open_place
 from rallypoint.pytorch import plugin
@@ -54,7 +54,7 @@ def start(running: Job, port: int, conf: str = "", path: str = "") -> None:
 
 def meeting(port: int) -> JobRound:
     """The round of the job that meets at a port."""
-    found = judge(look("localhost", port, Question(), Deadline(10.0))).meetings
+    found = judge(fetch_snapshot("localhost", port, Question(), Deadline(10.0))).meetings
     return found[0] if found else JobRound("", 0, -1, ())
 
 

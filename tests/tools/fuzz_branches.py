@@ -17,7 +17,7 @@ from types import CodeType, ModuleType
 MARKED = (
     *("codec", "text", "store.wire", "store.engine", "store.rollcall", "store.core", "store.relay.core"),
     "store.connect.connection",
-    *("client.look", "launch.rendezvous.roster", "watch.timeline", "explain"),
+    *("client.snapshots", "launch.rendezvous.roster", "watch.timeline", "explain"),
 )
 """The modules and packages of Rallypoint that get marks: all that read foreign bytes, and what they call."""
 

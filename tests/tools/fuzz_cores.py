@@ -27,9 +27,9 @@ from rallypoint.build import in_use
 from rallypoint.errors import ProtocolError, SessionLostError
 from rallypoint.store.core import context, sessions, store
 from rallypoint.store.core.context import CoreFault, DriverTask, GoOn
-from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.engine import engine, waiters
@@ -192,9 +192,9 @@ class Stage:
 
     def _make_snapshots(self) -> None:
         for _ in range(MOST_TURNS):
-            if (step := self._core.looks.step()) is LookStep.DONE:
+            if (step := self._core.snapshots.step()) is SnapshotStep.DONE:
                 return
-            if step is LookStep.IDLE:  # it waits for relays, or for time to pass
+            if step is SnapshotStep.IDLE:  # it waits for relays, or for time to pass
                 self.desk.wanted.append(DriverTask.SNAPSHOTS)
                 return
         raise AssertionError("a snapshot takes too long")
@@ -202,7 +202,7 @@ class Stage:
     def _look(self) -> None:
         """What the core tells of itself can be read, and be put into words."""
         answers: list[bytes] = []
-        self._core.looks.start(Question(keys=9, value="k1"), answers.append)
+        self._core.snapshots.start(Question(keys=9, value="k1"), answers.append)
         for _ in range(3):
             self.settle()
             self.time(4, b"")
@@ -380,7 +380,7 @@ class OnStore(Stage):
         self._store.empty_outbox()
         for other in self._store.take():
             assert not isinstance(other, CoreFault), other
-            while other is DriverTask.SNAPSHOTS and self._store.front.looks.step() is LookStep.MORE:
+            while other is DriverTask.SNAPSHOTS and self._store.front.snapshots.step() is SnapshotStep.MORE:
                 pass
         error = self._link.error
         assert error is None or "held_bytes" in error.message, f"the store refused the relay: {error}"

@@ -25,7 +25,7 @@ import psutil
 import processes
 from ends import serve
 from fuzz_requests import KIB, LIMITS, MIB, mutate_bytes, relayed_requests, some_requests
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.question import Question
@@ -42,7 +42,7 @@ POOL = [b"/fuzz/%d" % number for number in range(24)]
 """The keys of the streams that are mutated; they share them, so that they wake and disturb each other."""
 SIZES = (1, 2, 3)
 """Of the barriers at these keys, which other streams complete."""
-SHARED = (Op.GETNUMKEYS, Op.LIST_KEYS, Op.LOOK)
+SHARED = (Op.GETNUMKEYS, Op.LIST_KEYS, Op.SNAPSHOT)
 """Operations whose answer depends on what other clients do."""
 
 GROWTH_MIB = 64
@@ -194,7 +194,7 @@ class Server:
 
     def count_violations(self) -> int:
         """As the server counts them: its log leaves out lines that come too fast."""
-        return look("127.0.0.1", self.port, Question(), Deadline(30.0)).error_count
+        return fetch_snapshot("127.0.0.1", self.port, Question(), Deadline(30.0)).error_count
 
 
 @contextmanager

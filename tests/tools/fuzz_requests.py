@@ -73,11 +73,11 @@ def one_request(
     value: Callable[[Random], bytes] = some_value,
 ) -> bytes:
     drawn = rng.random()
-    op = Op.LOOK if drawn < LOOKS else Op.TELL if drawn < LOOKS + TELLS else Op(rng.randrange(1, 19))
+    op = Op.SNAPSHOT if drawn < LOOKS else Op.REPORT if drawn < LOOKS + TELLS else Op(rng.randrange(1, 19))
     *words, number = keys
-    if op is Op.TELL:
+    if op is Op.REPORT:
         return request(op, bytes(rng.choices(range(128), k=rng.choice([0, 1, 30, 300]))))
-    if op is Op.LOOK:
+    if op is Op.SNAPSHOT:
         return request(op, rng.choice(QUESTIONS))
     if op is Op.DELETE_KEY and rng.random() < 0.3:
         return request(op, b"/" + HELLO.encode() + rng.choice([value(rng)[:900], *HELLOS]))
@@ -109,7 +109,7 @@ def relayed_requests(rng: Random, keys: list[bytes]) -> list[bytes]:
         counted_request(Op.WAIT_IN_TURN, rng.choices(keys, k=rng.randrange(3))),
         request(Op.RECALL, key),
         request(Op.POP_CALLED, key, tail=pack_u64(tag)),
-        request(Op.TOLD, rng.choice([b"", short_value(rng), *TOLD])),
+        request(Op.RELAY_REPORT, rng.choice([b"", short_value(rng), *TOLD])),
     ]
     return rng.choices(some, k=rng.randrange(1, 4))
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, cast
 
 import rosters
 from explain_corpus import REPRODUCED, samples
-from rallypoint.client.look import look_through, read_if_there
+from rallypoint.client.snapshots import fetch_snapshot_over, read_if_there
 from rallypoint.codec import to_text
 from rallypoint.errors import ConnectionLostError, RallypointError
 from rallypoint.explain import Source, explain
@@ -120,7 +120,7 @@ def _answers(data: bytes) -> None:
 
 
 def _ask_look(connection: Connection) -> None:
-    look_through(connection, "server", Question(), Deadline(60.0))
+    fetch_snapshot_over(connection, "server", Question(), Deadline(60.0))
 
 
 def _ask_key(connection: Connection) -> None:

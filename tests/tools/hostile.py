@@ -33,7 +33,7 @@ def stored_key(number: int) -> bytes:
 LARGE = b"/large"
 KINDS = (
     *("LIST_KEYS", "GETNUMKEYS", "GET", "GET of a large value", "COMPARE_SET of a large value", "MULTI_GET"),
-    *("MULTI_SET", "CHECK", "WAIT", "many WAITs", "BARRIER", "ADD", "QUEUE", "LOOK", "BATCH"),
+    *("MULTI_SET", "CHECK", "WAIT", "many WAITs", "BARRIER", "ADD", "QUEUE", "SNAPSHOT", "BATCH"),
 )
 
 
@@ -61,7 +61,7 @@ def requests_of(kind: str, many: int) -> bytes:
         "BARRIER": lambda: b"".join(barriers) + cancel,
         "ADD": lambda: request(Op.ADD, b"/counter", tail=pack_i64(1)) * 5_000,
         "QUEUE": lambda: push * 2_000 + pop * 2_000,
-        "LOOK": lambda: b"\x30" + (14).to_bytes(8, "little") + b'{"keys":10000}',
+        "SNAPSHOT": lambda: b"\x30" + (14).to_bytes(8, "little") + b'{"keys":10000}',
     }
     return wires[kind]()
 

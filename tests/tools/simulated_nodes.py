@@ -251,7 +251,7 @@ class Process:
     def _take(self, records: Sequence[bytes]) -> None:
         life = self._life
         for record in records:
-            self._apply(partial(self.replica.take, record))
+            self._apply(partial(self.replica.apply, record))
             if life != self._life:
                 return
         if records:

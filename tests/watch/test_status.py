@@ -20,7 +20,7 @@ import pytest
 
 from command_line import Outcome, invoke
 from processes import Server, end, relaying, serving, torch_serving
-from rallypoint.client.look import look, look_through
+from rallypoint.client.snapshots import fetch_snapshot, fetch_snapshot_over
 from rallypoint.client.tcp import TCPStore
 from rallypoint.frames import Frame
 from rallypoint.launch.stacks.activity import MachineActivity, RankActivity, pack
@@ -96,7 +96,7 @@ def until(server: Server | Place, holds: Callable[[Roll], bool]) -> Roll:
     """The roll, as soon as it is as it should be."""
     deadline = Deadline(SECONDS)
     while not deadline.passed:
-        roll = judge(look(server.host, server.port, Question(), deadline))
+        roll = judge(fetch_snapshot(server.host, server.port, Question(), deadline))
         if holds(roll):
             return roll
         time.sleep(0.02)  # whoever is awaited needs the processor
@@ -151,7 +151,7 @@ def test_waits_keys_and_a_rank(server: Place, job: Job) -> None:
 def test_what_ranks_do_is_told_by_their_launcher(server: Place) -> None:
     stack = (Frame("/home/me/data.py", 88, "load"),)
     with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher:
-        launcher.tell(pack(MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))))
+        launcher.report(pack(MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))))
         found = status(server.address, "--stacks")
         assert found.exit_code == 0
         assert found.lines[-4:] == [
@@ -176,7 +176,7 @@ def test_the_summary_of_a_stall_is_printed_once(server: Place) -> None:
     stack = (Frame("/home/me/data.py", 88, "load"),)
     with TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT) as launcher:
         machine = MachineActivity("node-a", (RankActivity(2, 102, stack, 252.0),))
-        launcher.tell(pack(machine))
+        launcher.report(pack(machine))
         launcher.set(STALL, "\n".join(summary_lines(put_together([machine]))))
         for found in (invoke("stacks", server.address), status(server.address, "--stacks")):
             assert sum("no rank is elsewhere" in line for line in found.lines) == 1
@@ -189,7 +189,7 @@ def test_stacks_at_a_relay_are_those_of_the_whole_job(tmp_path: Path) -> None:
         server = ends.enter_context(serving("libuv", log))
         with relaying(server.address, log) as relay:
             launcher = TCPStore(server.host, server.port, timeout=SECONDS, role=Role.AGENT)
-            ends.enter_context(launcher).tell(pack(MachineActivity("node-a", ranks)))
+            ends.enter_context(launcher).report(pack(MachineActivity("node-a", ranks)))
             found = invoke("stacks", relay.address)
             assert found.exit_code == 0, found
             assert found.lines[0] == "all 2 ranks are in load (data.py:88); no rank is elsewhere"
@@ -202,7 +202,7 @@ def test_stacks_at_a_relay_are_those_of_the_whole_job(tmp_path: Path) -> None:
 def test_looking_changes_nothing(server: Place) -> None:
     for words in ((), ("--waits",), ("--keys",), ("--rank", "0"), ("--json",)):
         status(server.address, *words)
-    told = look(server.host, server.port, Question(keys=9), Deadline(SECONDS))
+    told = fetch_snapshot(server.host, server.port, Question(keys=9), Deadline(SECONDS))
     assert (told.keys, told.key_count, told.workers) == ((), 0, 0)
 
 
@@ -420,6 +420,6 @@ def test_without_a_terminal_only_news_is_printed(server: Place, job: Job) -> Non
 def await_looks(eyes: Connection, count: int) -> None:
     """Until others have connected so often."""
     deadline = Deadline(SECONDS)
-    before = look_through(eyes, "it", Question(), deadline).accepted
-    while look_through(eyes, "it", Question(), deadline).accepted < before + count:
+    before = fetch_snapshot_over(eyes, "it", Question(), deadline).accepted
+    while fetch_snapshot_over(eyes, "it", Question(), deadline).accepted < before + count:
         assert not deadline.passed

@@ -500,7 +500,7 @@ def test_a_page_for_other_machines_asks_for_a_token(real_store: tuple[str, int])
 def test_where_users_cannot_be_told_apart_the_address_has_a_token(
     real_store: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "looks_at_users", lambda: False)
+    monkeypatch.setattr(hosting, "checks_users", lambda: False)
     monkeypatch.delenv(INSECURE_VARIABLE, raising=False)
     with hosted(real_store) as page:
         assert "?token=" in page.url

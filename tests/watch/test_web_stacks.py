@@ -73,7 +73,7 @@ def told_page(
         looking(browser, url, size=size) as look,
     ):
         launcher.set(PLAN, Plan(0, (PlannedMachine("node-a", 0, 4),)).to_json())
-        launcher.tell(pack(MACHINE))
+        launcher.report(pack(MACHINE))
         expect(look.page.locator("#work")).to_be_visible()
         yield look, launcher
 
@@ -121,7 +121,7 @@ def test_the_odd_rank_its_line_and_a_straggler_are_on_the_page(browser: Browser,
 
         assert page.locator("img[src=x]").count() == 0
         ranks = (*MACHINE.ranks[:2], replace(ODD, stack=WAITING), waiting(3))
-        launcher.tell(pack(replace(MACHINE, ranks=ranks)))
+        launcher.report(pack(replace(MACHINE, ranks=ranks)))
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("all 4 ranks wait for others in")
         assert stacks.nth(1).locator("details").get_attribute("open") is not None, "it is as it was left"
@@ -129,10 +129,10 @@ def test_the_odd_rank_its_line_and_a_straggler_are_on_the_page(browser: Browser,
             replace(ODD, still_seconds=0.0),
             *(replace(waiting(at), still_seconds=0.0) for at in (0, 1, 3)),
         )
-        launcher.tell(pack(replace(MACHINE, ranks=train)))
+        launcher.report(pack(replace(MACHINE, ranks=train)))
         expect(rows.first).to_contain_text("rank 2 on node-a is in")  # others move as well: it is not odd
         expect(page.locator("#work .odd")).to_have_count(0)
-        launcher.tell("")
+        launcher.report("")
         expect(page.locator("#work")).to_be_hidden()
         expect(page.locator("#steps")).to_be_hidden()
         expect(stacks).to_have_count(0)
@@ -149,7 +149,7 @@ def test_a_job_that_makes_no_progress_says_so_first_and_names_the_odd_rank(
         expect(title).to_have_text(re.compile(r"The job has made no progress for 4 min 1?\d s"))
         expect(page.locator("#stall-text")).to_have_text(re.compile("^rank 2 on node-a is elsewhere: "))
         expect(page).to_have_title(re.compile("^no progress · "))
-        launcher.tell(pack(replace(MACHINE, ranks=(waiting(0), replace(ODD, still_seconds=0.0)))))
+        launcher.report(pack(replace(MACHINE, ranks=(waiting(0), replace(ODD, still_seconds=0.0)))))
         expect(page.locator("#stall")).to_be_hidden()
 
 

@@ -181,11 +181,13 @@ def _run_job(settings: Settings, target: Program, folder: Path) -> tuple[Ended, 
 
         environ = answering(environ)
         with watching(folder, environ, _print_stall):
-            ended = run_command(command, environ, line.look, is_agent=False, on_end=line.stop)
+            ended = run_command(command, environ, line.refresh, is_agent=False, on_end=line.stop)
     else:  # torchrun's agent watches its ranks itself
         with SignalProbe(wanted=_may_be_heard(settings)) as probe:
             deliver = to_agent(str(folder), probe.has_heard)
-            ended = run_command(command, environ, line.look, is_agent=True, deliver=deliver, on_end=line.stop)
+            ended = run_command(
+                command, environ, line.refresh, is_agent=True, deliver=deliver, on_end=line.stop
+            )
     line.clear()
     if not is_agent or ended.code == 0:
         return ended, []
@@ -207,10 +209,10 @@ def _run_rank(settings: Settings, target: Program, task: Task, folder: Path) -> 
     environ = environment_of_job(settings, os.environ, folder, is_command=False)
     environ = answering({**environ, **task.environment()})
     line = _JoinLine(Reports(folder, of_task=True), from_start=True)
-    look = line.look if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
+    refresh = line.refresh if task.rank == 0 else lambda: False  # one of all tasks is enough to say it
     with SignalProbe(wanted=_may_be_heard(settings)) as probe:
         deliver = to_rank(probe.has_heard)
-        ended = run_task(task, _rank_command(target), environ, folder, look, deliver, _print_stall)
+        ended = run_task(task, _rank_command(target), environ, folder, refresh, deliver, _print_stall)
     line.clear()
     return ended
 
@@ -263,7 +265,7 @@ class _JoinLine:
         self._shown = ""
         self._remark_after = _FIRST_REMARK
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Show how many ranks have joined; False when all have. The agent reports that of later attempts."""
         if self._is_over:
             return False

@@ -9,7 +9,7 @@ from typing import Final
 
 from rallypoint.cli.command import JSON, Argument, command
 from rallypoint.cli.signals import ChangedLines, check_watch, repeat, signals_as_interrupts, until_ctrl_c
-from rallypoint.client.look import look, look_at_job
+from rallypoint.client.snapshots import fetch_job_snapshot, fetch_snapshot
 from rallypoint.errors import RallypointError, UsageError
 from rallypoint.launch.endpoint import Endpoints, parse_store
 from rallypoint.launch.stacks.progress import (
@@ -94,7 +94,9 @@ def _read_snapshot(host: str, port: int, store: str = "") -> Snapshot:
     """The job's store. A relay only knows its own machine: from there, the store is looked up."""
     question, deadline = Question(), Deadline(_ANSWER_SECONDS)
     found = (
-        look(host, port, question, deadline, store) if store else look_at_job(host, port, question, deadline)
+        fetch_snapshot(host, port, question, deadline, store)
+        if store
+        else fetch_job_snapshot(host, port, question, deadline)
     )
     upstream = found.upstream
     if upstream is None:

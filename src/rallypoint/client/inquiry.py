@@ -95,7 +95,7 @@ class Inquiry:
         return type(late)(f"{late.message}: {roll.trouble}", hint=roll.advice)
 
     def _find_roll(self, deadline: Deadline) -> Roll | None:
-        from rallypoint.client.look import find_roll, find_roll_behind  # late, since most waits end well
+        from rallypoint.client.snapshots import find_roll, find_roll_behind  # late, since most waits end well
 
         if self._head is None:
             return find_roll(self._pool, self._server, deadline)

@@ -52,7 +52,7 @@ CHANGES: Final[dict[Op, Change]] = {
 
 _MAY_CHANGE_NOTHING: Final = (Op.COMPARE_SET, Op.DELETE_KEY)
 
-_LOOKS: Final[dict[Op, Callable[[Engine[bytes], Sequence[bytes]], Any]]] = {
+_READS: Final[dict[Op, Callable[[Engine[bytes], Sequence[bytes]], Any]]] = {
     Op.CHECK: lambda engine, blobs: not engine.missing(blobs),
     Op.GETNUMKEYS: lambda engine, _: engine.num_keys(),
     Op.LIST_KEYS: lambda engine, _: list(engine.keys()),
@@ -94,9 +94,9 @@ class LocalStore(Store):
         return key.encode(errors="surrogateescape")
 
     def _call(self, op: Op, *blobs: bytes, tail: bytes = b"") -> Any:
-        look = _LOOKS.get(op)
-        if look is not None:
-            return self._act(lambda engine: look(engine, blobs))
+        read = _READS.get(op)
+        if read is not None:
+            return self._act(lambda engine: read(engine, blobs))
         return self._act(lambda engine: self._apply(engine, op, blobs, tail))
 
     # Waiting

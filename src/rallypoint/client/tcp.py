@@ -219,7 +219,7 @@ class TCPStore(Store):
             )
             stopped, roll = self._await_stop(connection, deadline)
         if not stopped:
-            from rallypoint.client.look import absent_at_barrier
+            from rallypoint.client.snapshots import absent_at_barrier
 
             late = StoreTimeoutError(
                 f"not all {world_size} members came to the barrier {key!r} at {self._place} within "
@@ -249,7 +249,7 @@ class TCPStore(Store):
 
     # The store itself
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report a text about this process, which snapshots of the store show; it replaces the one before.
 
         The text is ASCII, of at most 65,536 characters; an empty one withdraws the report. For launchers, on
@@ -265,7 +265,7 @@ class TCPStore(Store):
                 f"a text of {len(text):,} characters cannot be told",
                 hint=f"it has to be ASCII, and no longer than {ACTIVITY_BYTES:,} characters",
             )
-        self._call(Op.TELL, text.encode())
+        self._call(Op.REPORT, text.encode())
 
     def clone(self) -> TCPStore:
         """Another client of the same server. A master's server ends when it and its clones are closed."""
@@ -326,7 +326,7 @@ class TCPStore(Store):
             return
         missing = self._missing(connection, keys[:_KEYS_NAMED])
         if missing or len(keys) > _KEYS_NAMED:  # else they came in the last moment
-            from rallypoint.client.look import absent_for_keys
+            from rallypoint.client.snapshots import absent_for_keys
 
             late = late or keys_missing(self._place, missing, len(keys), deadline.seconds)
             raise absent_for_keys(roll, missing).named_in(late)
@@ -379,7 +379,7 @@ class TCPStore(Store):
         count = self.count_workers()
         while count < world_size:
             if deadline.passed:
-                from rallypoint.client.look import absent_workers
+                from rallypoint.client.snapshots import absent_workers
 
                 late = StoreTimeoutError(
                     f"{count} of {world_size} workers have come to the store {place} "

@@ -136,12 +136,12 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._has_taken_part = False
         self._is_well = False  # its ranks ran until another machine was lost, or came
         self._is_bystander = False  # nothing of this machine's says anything about the job
-        self._look_seconds = _LOOK_SECONDS[1]
+        self._check_seconds = _LOOK_SECONDS[1]
         atexit.register(self._give_up)
         if launchers > 1:
             self._leave_death_notice()
         self._heart = Heartbeat(self._meeting) if launchers > 1 else None
-        self._look = Deadline(0.0)
+        self._next_check = Deadline(0.0)
         self._pause = Deadline(0.0)
         self._agent_store: Any = None
         self._has_launcher = reports.folder_of(os.environ) is not None
@@ -205,8 +205,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if self.restarts_left != 0:
             prepare_next_attempt()
             self._route.prepare()
-        if self._look.passed:
-            self._look = Deadline(self._look_seconds)
+        if self._next_check.passed:
+            self._next_check = Deadline(self._check_seconds)
             self._is_well = self._ask(self._meeting.wants_restart, False)
             return int(self._is_well)
         return 0
@@ -267,7 +267,7 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         self._joining.begin(met.number)
         is_first, self._has_taken_part, self._clock_ahead = not self._has_taken_part, True, met.clock_ahead
         least, most = _LOOK_SECONDS
-        self._look_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
+        self._check_seconds = min(most, max(least, met.size / _LOOKS_PER_SECOND))
         if self._conf.examination != "off" and abs(met.clock_ahead) > _CLOCK_SECONDS:
             logger.warning(
                 "rallypoint: this machine's clock is %.0f s ahead of that of the machine with the store",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from rallypoint.client.base import PrefixStore, Store
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import ReadBy, at_most, from_text, to_json, to_text
 from rallypoint.diagnose.doctor.network import interfaces_out
@@ -247,7 +247,7 @@ def _writer_of(store: TCPStore, key: str) -> str:
     """The address of the client that wrote a key, as the server sees it; empty if that is not known."""
     question = Question(keys=_KEYS_ASKED, search=key)
     try:
-        snapshot = look(store.host or "localhost", store.port, question, Deadline(_CONNECT_S))
+        snapshot = fetch_snapshot(store.host or "localhost", store.port, question, Deadline(_CONNECT_S))
     except RallypointError:
         return ""
     writer = next((each.writer for each in snapshot.keys if each.key == key), 0)

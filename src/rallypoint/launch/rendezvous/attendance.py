@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
-from rallypoint.client.look import HEAD, absent_text, look
+from rallypoint.client.snapshots import HEAD, absent_text, fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import RallypointError
 from rallypoint.launch import reports
@@ -184,7 +184,7 @@ class RollCall:
         began = time.monotonic()
         report, view = None, self._view
         with suppress(RallypointError):  # the server has not answered, this time
-            roll = judge(look(*view.place, Question(), Deadline(_ANSWER_SECONDS), view.name))
+            roll = judge(fetch_snapshot(*view.place, Question(), Deadline(_ANSWER_SECONDS), view.name))
             report = named(roll, attention.count)
         attention.note_asked(began, time.monotonic())
         if report is not None:

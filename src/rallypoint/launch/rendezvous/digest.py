@@ -5,11 +5,11 @@ only the machine that changes it reads it. All others read the digest, which is 
 for ten thousand, and wait for a key of their own: whoever changes the roster tells them there what they wait
 for.
 
-The machines of a roster are a ring, and each looks after the next one. While that one is silent, those behind
-it may have nobody who looks after them. So the look goes on, up to the first machine that is seen to live:
-that one looks after those behind it. It goes several times as far as the look before, so that a machine that
-is silent by chance costs little. Machines that died together are thus missed together, soon after the time
-that one alone would take; and while all live, each look is at one machine. Pure.
+The machines of a roster are a ring, and each watches the next one. While that one is silent, those behind it
+may be unwatched. So a check goes on, up to the first machine that is alive: that one watches those behind it.
+It goes several times as far as the check before, so that a machine that is silent by chance costs little.
+Machines that died together are thus missed together, soon after the time that one alone would take; and while
+all live, each check reads the heartbeats of one machine. Pure.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def arc_of(member_id: str, count: int) -> int:
 
 
 def arcs(roster: Roster) -> list[list[str]]:
-    """The machines as a ring, in which each looks after the next, cut in pieces.
+    """The machines as a ring, in which each watches the next, cut in pieces.
 
     A machine finds its own piece by its id, so it need not know its place.
     """
@@ -224,33 +224,33 @@ def arcs(roster: Roster) -> list[list[str]]:
 
 
 class _Sign(NamedTuple):
-    """What was last seen of a machine, and how many looks since then have seen nothing new."""
+    """The last heartbeat seen of a machine, and how many checks since then have seen no newer one."""
 
     number: int
-    looks_in_vain: int
+    silent_checks: int
 
 
 class Lookout:
-    """One machine's looks at those that follow it."""
+    """One machine's checks of those that follow it."""
 
     def __init__(self, patience: int) -> None:
-        """`patience`: how many looks at a machine may be in vain."""
+        """`patience`: for how many checks a machine may be silent."""
         self._patience = patience
         self._seen: dict[str, _Sign] = {}
 
-    def look(self, ring: Iterable[str], signs_of: Callable[[str], int]) -> set[str]:
-        """Look once. Returns the machines that have been silent for too long.
+    def find_silent(self, ring: Iterable[str], beats_of: Callable[[str], int]) -> set[str]:
+        """Check once. Returns the machines that have been silent for too long.
 
-        `ring` has the ids of all others, beginning with the next one; `signs_of` says how many signs of
-        life a machine has given. If that raises an error, it was no look.
+        `ring` has the ids of all others, beginning with the next one; `beats_of` returns the number of a
+        machine's last heartbeat. If that raises an error, the check does not count.
         """
         seen: dict[str, _Sign] = {}
         for each in islice(ring, _FURTHER * max(1, len(self._seen))):
-            number, before = signs_of(each), self._seen.get(each)
+            number, before = beats_of(each), self._seen.get(each)
             if before and before.number != number:
                 seen[each] = _Sign(number, 0)
                 break
-            seen[each] = _Sign(number, before.looks_in_vain + 1 if before else 0)
-        silent = {each for each, sign in seen.items() if sign.looks_in_vain > self._patience}
+            seen[each] = _Sign(number, before.silent_checks + 1 if before else 0)
+        silent = {each for each, sign in seen.items() if sign.silent_checks > self._patience}
         self._seen = {each: sign for each, sign in seen.items() if each not in silent}  # it may come back
         return silent

@@ -216,13 +216,13 @@ class Participant:
         as any other may be. MeetingClosedError if one of them lives.
         """
         before: dict[str, bytes] = {}
-        looks_in_vain = 0
+        silent_checks = 0
         while self.is_closed and (roster := self.roster).closed:
             now = self._register.beats_of_all([each.id for each in roster.everybody])
             if any(now[each] != before.get(each, now[each]) for each in now):
                 raise closed_error(roster.closed)
-            looks_in_vain = looks_in_vain + 1 if now.keys() == before.keys() else 0
-            if not now or looks_in_vain > self.conf.keep_alive_max_attempt:
+            silent_checks = silent_checks + 1 if now.keys() == before.keys() else 0
+            if not now or silent_checks > self.conf.keep_alive_max_attempt:
                 self._reopen_without(set(roster.everybody))
             else:
                 if not before:
@@ -254,7 +254,7 @@ class Participant:
     def beat(self) -> None:
         """Send a heartbeat, and check those of others; to be called every `keep_alive_interval` seconds."""
         digest = self._follow(self._register.beat())
-        silent = self._lookout.look(self._register.ring(digest), self._register.beats_of)
+        silent = self._lookout.find_silent(self._register.ring(digest), self._register.beats_of)
         if silent:
             self._lose(silent)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rallypoint.client.base import Store
 from rallypoint.client.local import HashStore
-from rallypoint.client.look import MEETING, look
+from rallypoint.client.snapshots import MEETING, fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import (
     BindError,
@@ -126,7 +126,7 @@ class RendezvousPlace:
         if self._server is None:
             return own_address([self._endpoint])
         try:
-            clients = look(*self._server.address, Question(), Deadline(_ANSWER_SECONDS)).clients
+            clients = fetch_snapshot(*self._server.address, Question(), Deadline(_ANSWER_SECONDS)).clients
         except RallypointError:
             return ""
         peers = (plain_host(each.peer.rpartition(":")) for each in clients)
@@ -378,7 +378,7 @@ def open_place(
 
 
 def _jobs_at(place: tuple[str, int], seconds: float) -> tuple[JobRound, ...]:
-    found = look(*place, Question(), Deadline(seconds))
+    found = fetch_snapshot(*place, Question(), Deadline(seconds))
     return meetings_of(Plan.from_json(found.plan), found.rosters)
 
 
@@ -396,7 +396,7 @@ def _is_expected_at(endpoint: Endpoint, run_id: str) -> bool:
         return False
     deadline = Deadline(_GLANCE_SECONDS)
     try:
-        connect(*endpoint, deadline, who_am_i(Role.TOOL), to_look=True, after_try=give_up).close()
+        connect(*endpoint, deadline, who_am_i(Role.TOOL), snapshot_only=True, after_try=give_up).close()
         jobs = _jobs_at(endpoint, _GLANCE_SECONDS)
     except RallypointError:
         return False

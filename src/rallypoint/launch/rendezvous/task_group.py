@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.codec import to_text
 from rallypoint.errors import RallypointError, StoreTimeoutError
@@ -103,7 +103,7 @@ class TaskGroup:
         pause, deadline = _FIRST_PAUSE, Deadline(seconds)
         while not server.how_it_ended() and not deadline.passed:
             with suppress(RallypointError):
-                seen = look(*server.address, Question(), Deadline(_TOLD_SECONDS))
+                seen = fetch_snapshot(*server.address, Question(), Deadline(_TOLD_SECONDS))
                 if all(client.who.role is Role.TOOL for client in seen.clients):
                     return
             server.await_end(pause)
@@ -234,7 +234,7 @@ def run_task(
             say([warning])
         is_wanted = True
 
-        def look() -> bool:
+        def find_failure() -> bool:
             """Look for the failure of another rank as long as this one runs."""
             nonlocal is_wanted
             group.check()
@@ -242,7 +242,9 @@ def run_task(
             return True
 
         try:
-            ended = run_command(command, environ, look, is_agent=False, deliver=deliver, may_start=may_start)
+            ended = run_command(
+                command, environ, find_failure, is_agent=False, deliver=deliver, may_start=may_start
+            )
         except EndedElsewhereError as error:
             FIRST.leave(read_summary(str(error)))
             return Ended(0, 1, 0)

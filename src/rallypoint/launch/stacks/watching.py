@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch import reports
@@ -73,12 +73,12 @@ class StoreChannel:
 
     def report(self, text: str) -> None:
         """Have this machine's activity sent to clients that request a snapshot of the store."""
-        self._store.tell(text)
+        self._store.report(text)
 
     def activity(self) -> JobActivity:
         """What the ranks of all machines do."""
         view = self._view
-        return activity_of(look(*view.place, Question(), Deadline(_STORE_SECONDS), view.name))
+        return activity_of(fetch_snapshot(*view.place, Question(), Deadline(_STORE_SECONDS), view.name))
 
     def announce(self, text: str) -> bool:
         """Write the report of a stall; False if another launcher has written one."""
@@ -373,7 +373,7 @@ def _channel(found: reports.Reports, is_stalled: bool) -> StoreChannel | None:
     server = None
     try:
         try:
-            look(*place, Question(), Deadline(_STORE_SECONDS))
+            fetch_snapshot(*place, Question(), Deadline(_STORE_SECONDS))
         except NotOursError:
             if not is_stalled:
                 return None

@@ -47,7 +47,7 @@ from rallypoint.store.machine.addresses import (
 )
 from rallypoint.store.rollcall.identity import Identity, Role
 from rallypoint.store.server.guard.other_users import ServerGuard, check_listener, goes_plain
-from rallypoint.store.server.guard.secret import Secret, Token, job_secret, look_credentials
+from rallypoint.store.server.guard.secret import Secret, Token, job_secret, snapshot_credentials
 
 Proof = Secret | Token | None
 """What a client proves to have, if anything."""
@@ -88,7 +88,7 @@ def connect(
     deadline: Deadline,
     who: Identity | None = None,
     *,
-    to_look: bool = False,
+    snapshot_only: bool = False,
     store: str = "",
     attempts: Attempts | None = None,
     after_try: Callable[[Sequence[str]], None] = lambda _: None,
@@ -98,20 +98,20 @@ def connect(
     AccessError, at once, if an address of this machine is held by another user.
 
     It tells the server the identity of this process, `who`: by default, as the launcher's variables say.
-    With `to_look`, nothing but a LOOK is to be asked: for that, a token is enough. `store` says which of
-    several stores that are there is looked at. After each try that has failed, `after_try` is told the
+    With `snapshot_only`, only snapshots can be requested, for which a token is enough. `store` is the name of
+    the store, if the server has several. After each try that has failed, `after_try` is told the
     addresses of the host, none if its name is not known; what it raises ends the tries. Another thread may
     read `attempts` meanwhile: they say why there is no connection yet.
     """
-    proof = look_credentials() if to_look else job_secret()
+    proof = snapshot_credentials() if snapshot_only else job_secret()
     attempts = attempts or Attempts(host, port)
     pause = _FIRST_PAUSE
     own = who or who_am_i()
 
     def shake_hands(connection: Connection, patience: Deadline) -> None:
         attempts.code, attempts.reason = SILENT, "it does not answer"
-        if to_look:
-            connection.begin_look(own, store, patience)
+        if snapshot_only:
+            connection.begin_as_tool(own, store, patience)
         else:
             connection.shake_hands(own, patience)
 

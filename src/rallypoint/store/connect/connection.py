@@ -72,9 +72,11 @@ class Connection:
         self.read_i64(deadline)  # the answer to the hello, which means nothing
         self.finish()
 
-    def begin_look(self, who: Identity, store: str, deadline: Deadline) -> None:
-        """The same without a PING: the leader of a replicated store answers that only if it surely leads, and
-        is to be looked at also when its engine is away. `store` is which of its stores is meant.
+    def begin_as_tool(self, who: Identity, store: str, deadline: Deadline) -> None:
+        """As `shake_hands`, to request snapshots, and without a PING: the leader of a replicated store
+        answers that only while it surely leads, but makes snapshots also while its engine is away.
+
+        `store` is the name of the store, if there are several.
         """
         enter = request(Op.ENTER, store.encode()) if store else b""
         self._greet(VALIDATE + enter + _hello(who), _NOT_THERE[:4], deadline)

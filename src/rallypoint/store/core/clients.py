@@ -30,7 +30,7 @@ _NOBODY: Final = to_text(NOBODY, sparse=True)
 
 
 class ClientReport(NamedTuple):
-    """What a client last reported of its activity, for those who LOOK."""
+    """What a client last reported of its activity, for snapshots."""
 
     text: bytes
     """ASCII; empty if it has reported nothing."""
@@ -46,8 +46,9 @@ class Client(ABC):
     """One connection: its requests, the one under way, and what the server holds for it."""
 
     __slots__ = (
-        *("_clients", "_context", "_look_only", "_parser", "_sessions", "_slices", "_unread", "_unserved"),
-        *("id", "peer", "receive", "received", "sent", "session", "since", "told", "tries", "who", "why"),
+        *("_clients", "_context", "_parser", "_sessions", "_slices", "_snapshot_only", "_unread"),
+        *("_unserved", "id", "peer", "receive", "received", "sent", "session", "since", "told", "tries"),
+        *("who", "why"),
     )
 
     receive: Callable[[bytes], bytes]
@@ -61,7 +62,7 @@ class Client(ABC):
         self._context = clients.context
         self._sessions = sessions
         self._parser: RequestParser[Any] | None = None
-        self._look_only: RequestParser[Any] | None = None
+        self._snapshot_only: RequestParser[Any] | None = None
         self._slices: Slices | None = None
         self.peer = peer
         """Its name in messages."""
@@ -112,16 +113,16 @@ class Client(ABC):
         self._slices = slices
         return piece
 
-    def restrict_to_look(self) -> None:
+    def restrict_to_snapshots(self) -> None:
         """Allow it to ask who is here, and nothing else, from now on."""
-        table: RequestTable[LookOnlyHandler] = RequestTable(self._context.limits, _LOOK_ONLY_METHODS)
-        self._parser, self._look_only = None, RequestParser(LookOnlyHandler(self), table)
-        self.receive = self._look_only.feed
+        table: RequestTable[SnapshotOnlyHandler] = RequestTable(self._context.limits, _SNAPSHOT_ONLY_METHODS)
+        self._parser, self._snapshot_only = None, RequestParser(SnapshotOnlyHandler(self), table)
+        self.receive = self._snapshot_only.feed
 
     @property
-    def is_look_only(self) -> bool:
+    def is_snapshot_only(self) -> bool:
         """Whether it may ask who is here, and nothing else."""
-        return self._look_only is not None
+        return self._snapshot_only is not None
 
     def enter(self, name: bytes) -> bytes | None:
         """The client says which of several stores it means."""
@@ -132,13 +133,13 @@ class Client(ABC):
         self._context.outbox.others.append(Enter(self, name))
         return None  # the requests after it are for the other store
 
-    def look(self, _: bytes, /) -> bytes | None:
+    def snapshot(self, _: bytes, /) -> bytes | None:
         """The client asks what is known here; the answer is a notice."""
-        raise ProtocolError("there is nothing to look at here")
+        raise ProtocolError("there is nothing here to make a snapshot of")
 
     def read_no_more(self) -> None:
         """Drop the parser, which refers back to the client: else only the garbage collector frees both."""
-        self._parser = self._look_only = self._slices = None
+        self._parser = self._snapshot_only = self._slices = None
         self.receive = _receive_nothing
         self._unread = self._unserved = 0
         self.told = _NO_REPORT
@@ -146,7 +147,7 @@ class Client(ABC):
     @property
     def rest(self) -> bytes:
         """The bytes that it has sent and that are not carried out."""
-        reader = self._parser or self._look_only
+        reader = self._parser or self._snapshot_only
         return reader.rest if reader is not None else b""
 
     @property
@@ -188,7 +189,7 @@ class Client(ABC):
         if who is not None and self in self._clients:  # a relay keeps the hellos of its clients to itself
             self._clients.name(self, who)
 
-    def tell(self, text: bytes) -> bytes:
+    def report(self, text: bytes) -> bytes:
         """The client reports its activity. The report is kept until its next one, or until it leaves."""
         self._context.count_held(len(text) - len(self.told.text))
         self.told = ClientReport(text, self._context.turn.now) if text else _NO_REPORT
@@ -259,16 +260,16 @@ SESSION_METHODS: Final[dict[Op, Method]] = {
 """The operations of a relay's connection."""
 
 
-def _tell(client: Client, blobs: list[bytes], _: bytes) -> bytes:
+def _report(client: Client, blobs: list[bytes], _: bytes) -> bytes:
     if not blobs[0].isascii():  # it is put into JSON unread
-        raise ProtocolError("TELL with a text that is not ASCII")
-    return client.tell(blobs[0])
+        raise ProtocolError("REPORT with a text that is not ASCII")
+    return client.report(blobs[0])
 
 
 EXTENSION_METHODS: Final[dict[Op, Method]] = {
     Op.ENTER: lambda client, blobs, _: client.enter(blobs[0]),
-    Op.LOOK: lambda client, blobs, _: client.look(blobs[0]),
-    Op.TELL: _tell,
+    Op.SNAPSHOT: lambda client, blobs, _: client.snapshot(blobs[0]),
+    Op.REPORT: _report,
 }
 """Our operations that any connection may send."""
 
@@ -277,7 +278,7 @@ def _receive_nothing(_: bytes) -> bytes:
     raise ProtocolError("the connection has been closed")
 
 
-class LookOnlyHandler:
+class SnapshotOnlyHandler:
     """Serves a client whose token only lets it ask who is here. Its requests are not counted."""
 
     is_unfinished = False
@@ -298,10 +299,10 @@ class LookOnlyHandler:
         """Answer what it may ask; AccessError for all else."""
         if op is Op.PING:
             return tail
-        if op is Op.LOOK:
+        if op is Op.SNAPSHOT:
             if Question.from_json(blobs[0]).value is not None:
-                raise AccessError("a look at a value, with a token that may only see who is here")
-            return self._client.look(blobs[0]) or b""
+                raise AccessError("a snapshot with a value, with a token that may only see who is here")
+            return self._client.snapshot(blobs[0]) or b""
         if op is Op.ENTER:
             return self._client.enter(blobs[0])
         if op is Op.CHECK and blobs == [ANNOUNCED]:
@@ -318,7 +319,7 @@ def _refusal(op: Op) -> AccessError:
     return AccessError(f"{op.name} with a token that may only look")
 
 
-_LOOK_ONLY_METHODS: Final = carried(op for op in OPERATIONS if op is not Op.VALIDATE)
+_SNAPSHOT_ONLY_METHODS: Final = carried(op for op in OPERATIONS if op is not Op.VALIDATE)
 
 ClientT = TypeVar("ClientT", bound=Client)
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 class DriverTask(Enum):
     """A task that the driver does soon, once."""
 
-    SNAPSHOTS = "call Looks.step until it is done"
+    SNAPSHOTS = "call Snapshots.step until it is done"
     PROCESSES = "find the processes behind clients that have no name, and call ServerCore.processes_found"
     FLUSH = "pass on what was asked, when all that can be read now has been read"
     HOLD = "read nothing more from the clients"

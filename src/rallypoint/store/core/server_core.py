@@ -37,7 +37,7 @@ Two conditions are independent of these states:
 - It *carries a session* (`sessions.Session`) after SESSION: its requests come in batches, each of which is
   carried out once, and its replies are frames.
 
-A connection may leave for another core by ENTER, or be restricted to LOOK before its first byte.
+A connection may leave for another core by ENTER, or be restricted to SNAPSHOT before its first byte.
 
 The life of a session, which outlives its connections, is in `sessions`.
 """
@@ -52,8 +52,8 @@ from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError
 from rallypoint.store.core.clients import Clients, ClientT
 from rallypoint.store.core.context import Close, Context, DriverTask, Outbox
-from rallypoint.store.core.looks import Fields, Looks, Pending
 from rallypoint.store.core.sessions import Carrier, Session, Sessions
+from rallypoint.store.core.snapshots import Fields, Pending, Snapshots
 from rallypoint.store.core.turn import Durations, Progress, Traffic
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.wire.opcodes import Op
@@ -71,7 +71,7 @@ class ServerCore(ABC, Generic[ClientT]):
     """What it is called in snapshots."""
 
     __slots__ = (
-        *("about", "began", "budget", "clients", "is_finding", "journal", "limits", "looks"),
+        *("about", "began", "budget", "clients", "is_finding", "journal", "limits", "snapshots"),
         *("outbox", "progress", "request_table", "sessions", "traffic", "turn"),
     )
 
@@ -89,7 +89,7 @@ class ServerCore(ABC, Generic[ClientT]):
         self.traffic = Traffic()
         self.progress = Progress(context.turn.now)
         self.is_finding = False
-        self.looks = Looks(self)
+        self.snapshots = Snapshots(self)
 
     # What the driver calls
 

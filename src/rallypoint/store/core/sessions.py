@@ -261,8 +261,8 @@ class Session:
             self._woken.append(self.connection)
 
     def request_report(self) -> None:
-        """Have the relay send a report, as a TOLD, soon."""
-        self.answer(UNASKED, Status.TELL, b"")
+        """Have the relay send a report, as a RELAY_REPORT, soon."""
+        self.answer(UNASKED, Status.REPORT, b"")
 
     def store_report(self, told: bytes, now: float) -> None:
         """The relay has sent a report."""

@@ -14,9 +14,9 @@ from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client, Owners
 from rallypoint.store.core.context import PIECE_BYTES, SLICE, About, Context, DriverTask, Slices, sliced
-from rallypoint.store.core.looks import Contents, Fields, Pending
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.snapshots import Contents, Fields, Pending
 from rallypoint.store.core.tickets import Member, StoreCarrier, Ticket, wake
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.engine import Engine
@@ -49,7 +49,8 @@ class Connection(Client):
     """One client: the handler of its requests. Made by `Core.open` alone."""
 
     __slots__ = (
-        *("_core", "_engine", "_get", "_is_looking", "_journal", "_snapshot", "_turn", "_woken", "_writers"),
+        *("_core", "_engine", "_get", "_journal", "_snapshot", "_snapshot_is_due", "_turn", "_woken"),
+        *("_writers",),
     )
 
     def __init__(self, core: Core, peer: str) -> None:
@@ -62,17 +63,17 @@ class Connection(Client):
         self._get = core.engine.get
         self._writers = core.writers
         self._snapshot: bytes | None = None
-        self._is_looking = False
+        self._snapshot_is_due = False
         self.read_with(RequestParser(self, core.request_table))
 
     @property
     def is_owed(self) -> bool:
-        return self._is_looking
+        return self._snapshot_is_due
 
     def take_notice(self) -> bytes:
         if self._snapshot is not None:
             snapshot, self._snapshot = self._snapshot, None
-            self._is_looking = False
+            self._snapshot_is_due = False
             return snapshot
         return STOP_WAITING if self.session is None else self.session.flush()
 
@@ -247,12 +248,12 @@ class Connection(Client):
             self._core.outbox.others.append(DriverTask.REST)
         return WAIT_CANCELED
 
-    def look(self, question: bytes) -> bytes:
+    def snapshot(self, question: bytes) -> bytes:
         """Start a snapshot. It takes a while, so other requests may be answered first."""
-        if self._is_looking:
-            raise ProtocolError("a second LOOK before the first is answered")
-        self._core.looks.start(Question.from_json(question), self._take_snapshot)
-        self._is_looking = True
+        if self._snapshot_is_due:
+            raise ProtocolError("a second SNAPSHOT before the first is answered")
+        self._core.snapshots.start(Question.from_json(question), self._take_snapshot)
+        self._snapshot_is_due = True
         return b""
 
     def _take_snapshot(self, snapshot: bytes) -> None:

@@ -291,5 +291,5 @@ _METHODS: Final[dict[Op, Callable[[StoreCarrier, Session, int, list[bytes], byte
     Op.ARRIVE: StoreCarrier._arrive,
     Op.LEAVE: StoreCarrier._leave,
     Op.POP_CALLED: StoreCarrier._pop_called,
-    Op.TOLD: StoreCarrier._told,
+    Op.RELAY_REPORT: StoreCarrier._told,
 }

@@ -1,7 +1,7 @@
 """A worker: a process that serves some clients of a server, as a relay within it.
 
 It accepts on the server's own port, and asks the server's first process, the *head*, for its clients. What
-only the head can answer goes there as it is: a LOOK, over a connection of its own, and the sessions of
+only the head can answer goes there as it is: a SNAPSHOT, over a connection of its own, and the sessions of
 relays, so that these survive when a worker ends. A connection to the head is one half of a socket pair, whose
 other half is handed over: the head has no address, and nobody else can reach it. A worker does not outlive
 its head.
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rallypoint.errors import ProtocolError
 from rallypoint.store.core.context import Close, Pause
-from rallypoint.store.core.looks import SnapshotCallback
+from rallypoint.store.core.snapshots import SnapshotCallback
 from rallypoint.store.relay.core.relay import RelayCore
 from rallypoint.store.relay.core.relay_client import RelayClient
 from rallypoint.store.relay.outgoing import Control, Message, Stream
@@ -59,11 +59,11 @@ class _Client(RelayClient):
         self._core = core
         self._stream: Stream | None = None
 
-    def look(self, question: bytes) -> bytes | None:
+    def snapshot(self, question: bytes) -> bytes | None:
         """What the head knows, which is all."""
         Question.from_json(question)  # or it breaks a rule
-        self._begin_look()
-        self._core.worker.look_at_head(question, self._take_snapshot)
+        self._begin_snapshot()
+        self._core.worker.request_from_head(question, self._take_snapshot)
         return None if self._is_paused else b""
 
     # A relay's session
@@ -135,8 +135,8 @@ class WorkerCore(RelayCore):
         client.close_stream()
 
 
-class _Look:
-    """A question that the head is asked, and who wants the answer."""
+class _HeadSnapshot:
+    """A request for a snapshot to the head, and the callers that share it."""
 
     def __init__(self, worker: Worker, question: bytes) -> None:
         self._worker = worker
@@ -144,9 +144,9 @@ class _Look:
         self._heard = bytearray()
         self.delivers: list[SnapshotCallback] = []
         self.later: list[SnapshotCallback] = []
-        """Who has asked the same since: the answer may not know what they do."""
+        """Callers of the same request since: they need a newer snapshot."""
         self._stream = worker.dial(worker.name, on_data=self._on_data, on_closed=self._on_closed)
-        self._stream.send(VALIDATE + _HELLO + request(Op.LOOK, question))
+        self._stream.send(VALIDATE + _HELLO + request(Op.SNAPSHOT, question))
 
     def _on_data(self, data: bytes) -> None:
         self._heard += data
@@ -161,7 +161,7 @@ class _Look:
         self._end(b"")
 
     def _end(self, snapshot: bytes) -> None:
-        self._worker.end_look(self._question, self.later)
+        self._worker.end_request(self._question, self.later)
         for deliver in self.delivers:
             deliver(snapshot)
         self._worker.deliver()
@@ -186,7 +186,7 @@ class Worker(Relay):
         super().__init__(loop, upstream, listeners, core=core)
         self.name = f"{WORKER}{number}:{core.about.pid}"
         """As the head knows it."""
-        self._looks: dict[bytes, _Look] = {}
+        self._requests: dict[bytes, _HeadSnapshot] = {}
         self._reported_clients = 0
         self._has_dialled = False
         self._control = Control(loop, control, on_message=self._on_message, on_end=loop.stop)
@@ -214,21 +214,21 @@ class Worker(Relay):
         self._control.send({"peer": peer}, theirs)
         return Stream(self.loop, ours, on_data=on_data, on_closed=on_closed, on_room=on_room)
 
-    def look_at_head(self, question: bytes, deliver: SnapshotCallback) -> None:
-        """Have the head's answer to a LOOK delivered, or nothing. Who asks the same shares it."""
-        look = self._looks.get(question)
-        if look is not None:
-            look.later.append(deliver)
+    def request_from_head(self, question: bytes, deliver: SnapshotCallback) -> None:
+        """Deliver the head's snapshot; nothing if it has none. Equal questions share a request."""
+        pending = self._requests.get(question)
+        if pending is not None:
+            pending.later.append(deliver)
         else:
-            look = self._looks[question] = _Look(self, question)
-            look.delivers.append(deliver)
+            pending = self._requests[question] = _HeadSnapshot(self, question)
+            pending.delivers.append(deliver)
 
-    def end_look(self, question: bytes, later: Sequence[SnapshotCallback]) -> None:
-        """The head has answered, or is gone; what has been asked since is asked now."""
-        del self._looks[question]
+    def end_request(self, question: bytes, later: Sequence[SnapshotCallback]) -> None:
+        """The head has answered, or is gone; send what has been requested since."""
+        del self._requests[question]
         if later and not self._closed:
-            look = self._looks[question] = _Look(self, question)
-            look.delivers.extend(later)
+            pending = self._requests[question] = _HeadSnapshot(self, question)
+            pending.delivers.extend(later)
 
     def _on_message(self, message: Message, _: socket.socket | None) -> None:
         self._relay.clients.elsewhere = message["elsewhere"]

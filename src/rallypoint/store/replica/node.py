@@ -168,7 +168,7 @@ class Node:
             if not records:
                 return replica
             for record in records:
-                replica.take(record)
+                replica.apply(record)
             replica.faults.clear()
         return replica
 

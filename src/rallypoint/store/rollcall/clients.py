@@ -114,7 +114,7 @@ def is_heard(relay: Relay) -> bool:
 
 
 def reporting_clients(snapshot: Snapshot) -> Iterator[Client]:
-    """All clients that have reported their activity (TELL), those of relays and workers included.
+    """All clients that have reported their activity (REPORT), those of relays and workers included.
 
     Their `told_seconds` count up to the time of the snapshot. A client that has reconnected appears twice
     until its old connection is found broken.

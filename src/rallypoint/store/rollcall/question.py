@@ -58,7 +58,7 @@ class Question:
         try:
             return from_text(Question, data or b"{}")
         except ValueError as error:
-            raise ProtocolError(f"LOOK asks what cannot be understood: {error}") from None
+            raise ProtocolError(f"SNAPSHOT asks what cannot be understood: {error}") from None
 
 
 def key_name(wire_key: bytes) -> str:

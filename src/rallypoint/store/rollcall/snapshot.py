@@ -40,7 +40,7 @@ class Client:
     sent: int = 0
     waits: tuple[Wait, ...] = ()
     told: str = ""
-    """Its last report by the operation TELL, which is for launchers; empty if none."""
+    """Its last report by the operation REPORT, which is for launchers; empty if none."""
     told_seconds: float = -1.0
     """Since that report."""
 

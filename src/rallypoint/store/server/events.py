@@ -41,10 +41,10 @@ if TYPE_CHECKING:  # most servers write no events, and are up sooner without the
 
 logger = logging.getLogger("rallypoint.server")
 
-_LOOKING_SHARE: Final = 20
+_SNAPSHOT_SHARE: Final = 20
 """Following the clients behind relays takes at most a twentieth of the time."""
-_LONGEST_LOOK: Final = 60.0
-"""After this many seconds without an answer, a look is repeated: it may have run out of memory."""
+_LONGEST_SNAPSHOT: Final = 60.0
+"""After this many seconds without an answer, a snapshot is requested again: it may have run out of memory."""
 
 MOST_PENDING: Final = 1 << 17
 """The most events that wait to be written; further ones are dropped."""
@@ -329,28 +329,28 @@ def _start_thread(work: Callable[..., None], *values: object) -> None:
 
 
 class RelayEvents:
-    """Makes events of what happens behind the relays of a server, by looking there."""
+    """Makes events of what happens behind the relays of a server, from snapshots."""
 
     def __init__(self, core: ServerCore[Any], events: Events) -> None:
         self._core = core
         self._events = events
         self._heard: SnapshotChanges | None = None
-        self._next_look = 0.0
+        self._next_snapshot = 0.0
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Called about once a second."""
         if not self._events.are_wanted or not len(self._core.sessions):
             return
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LONGEST_LOOK
-            self._core.looks.start(Question(), self._take)
+        if now >= self._next_snapshot:
+            self._next_snapshot = now + _LONGEST_SNAPSHOT
+            self._core.snapshots.start(Question(), self._take)
 
     def _take(self, snapshot: bytes) -> None:
         try:
             _start_thread(self._follow, snapshot)
-        except RuntimeError:  # the system gives no thread: the next look may get one
-            self._next_look = 0.0
+        except RuntimeError:  # the system gives no thread: the next tick may get one
+            self._next_snapshot = 0.0
 
     def _follow(self, snapshot: bytes) -> None:
         began = time.monotonic()
@@ -362,12 +362,12 @@ class RelayEvents:
             for event in self._heard.read(Snapshot.from_json(snapshot), self._core.has_key):
                 self._events.put(event)
         except ProtocolError as error:
-            logger.debug("what relays tell cannot be read: %s", error.message)
+            logger.debug("a snapshot with the relays' reports cannot be read: %s", error.message)
         except Exception:  # a fault of ours, which must not end all other events
-            logger.exception("what relays tell could not be followed")
+            logger.exception("the relays' reports could not be turned into events")
         finally:
             now = time.monotonic()
-            self._next_look = now + _LOOKING_SHARE * (now - began)
+            self._next_snapshot = now + _SNAPSHOT_SHARE * (now - began)
 
 
 class StallReports:
@@ -378,7 +378,7 @@ class StallReports:
         self._events = events
         self._due = core.limits.stall_seconds
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Called about once a second."""
         core = self._core
         lasted = core.stalled_seconds
@@ -386,7 +386,7 @@ class StallReports:
             self._due = core.limits.stall_seconds
         elif lasted >= self._due:
             self._due = 2 * lasted
-            core.looks.start(Question(), partial(self._report, lasted))
+            core.snapshots.start(Question(), partial(self._report, lasted))
 
     def _report(self, seconds: float, snapshot: bytes) -> None:
         try:

@@ -60,10 +60,12 @@ _NOT_TOLD: Final = Variables()
 
 def main() -> None:
     """Print the processes that are connected to the ports which the arguments name."""
-    sys.stdout.writelines(json.dumps(each) + "\n" for each in look(set(map(int, sys.argv[1:]))))
+    sys.stdout.writelines(
+        json.dumps(each) + "\n" for each in connected_processes(set(map(int, sys.argv[1:])))
+    )
 
 
-def look(ports: Collection[int]) -> list[tuple[int, int, int, int, list[Address]]]:
+def connected_processes(ports: Collection[int]) -> list[tuple[int, int, int, int, list[Address]]]:
     """The processes that are connected to some ports, each with its rank and the addresses of its ends."""
     parents = {each.pid: each.info["ppid"] for each in psutil.process_iter(["ppid"])}
     addresses: dict[int, list[Address]] = defaultdict(list)

@@ -9,8 +9,8 @@ A blob is a u64 length and that many bytes: a key or a value. A counted request 
 reply: a client that breaks the protocol is disconnected.
 
 From 32 on, the operations are Rallypoint's own: between a relay and a server (or another relay), see
-`sessions`; ENTER, which chooses one of several stores; LOOK, which requests a snapshot of a server or relay;
-and TELL, by which a client reports its activity for snapshots. torch does not know them.
+`sessions`; ENTER, which chooses one of several stores; SNAPSHOT, which requests a snapshot of a server or
+relay; and REPORT, by which a client reports its activity for snapshots. torch does not know them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ as what a client reads first, the answer to its PING."""
 
 
 ACTIVITY_BYTES: Final = 65_536
-"""How long the text of a TELL may be, which is ASCII."""
+"""How long the text of a REPORT may be, which is ASCII."""
 
 
 class Op(IntEnum):
@@ -78,13 +78,13 @@ class Op(IntEnum):
     WAIT_IN_TURN = 38
     RECALL = 39
     POP_CALLED = 40
-    TOLD = 41
+    RELAY_REPORT = 41
     # Of a relay's connection again.
     BEAT = 42
 
-    LOOK = 48
+    SNAPSHOT = 48
     ENTER = 49
-    TELL = 50
+    REPORT = 50
 
 
 class Trait(Flag):
@@ -157,10 +157,10 @@ OPERATIONS: Final[dict[Op, Operation]] = {
     Op.WAIT_IN_TURN: Operation("K", _BATCH, counted=True),
     Op.RECALL: Operation("K", _BATCH),
     Op.POP_CALLED: Operation("K", _BATCH | _PROGRESS, tail=8),
-    Op.TOLD: Operation("R", _BATCH),
-    Op.LOOK: Operation("Q"),
+    Op.RELAY_REPORT: Operation("R", _BATCH),
+    Op.SNAPSHOT: Operation("Q"),
     Op.ENTER: Operation("N"),
-    Op.TELL: Operation("A"),
+    Op.REPORT: Operation("A"),
 }
 """Every operation. A new one is a row here, and a method of each handler that serves it, in its table."""
 

@@ -39,7 +39,7 @@ from rallypoint.store.wire.encoding import (
 from rallypoint.store.wire.opcodes import STOP_WAITING, Op
 
 ANNOUNCED: Final = b"rallypoint/sessions/3"
-"""The key that a server with sessions reports as present. Such a server also answers a LOOK."""
+"""The key that a server with sessions reports as present. Such a server also answers a SNAPSHOT."""
 
 ASK: Final = counted_request(Op.CHECK, [ANNOUNCED])
 
@@ -66,8 +66,8 @@ class Status(IntEnum):
     """A push has ended a wait: one of the clients that share it may pop. The content is as of DONE."""
     UNCHANGED = 3
     """The value is the one that was sent last for this key."""
-    TELL = 4
-    """Answers no request, and has the tag UNASKED: it asks the relay for a report, by a TOLD."""
+    REPORT = 4
+    """Answers no request, and has the tag UNASKED: it asks the relay for a report, by a RELAY_REPORT."""
     PIECE = 5
     """It was carried out, and the content is a piece of the reply. More pieces follow, the last one with
     another status. The first piece is sent at once, and is empty."""

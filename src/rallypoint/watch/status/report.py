@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from rallypoint.client.look import check_name, look, look_at_round, look_through, read_head
+from rallypoint.client.snapshots import (
+    check_name,
+    fetch_round_snapshot,
+    fetch_snapshot,
+    fetch_snapshot_over,
+    read_head,
+)
 from rallypoint.codec import to_json
 from rallypoint.errors import NotOursError, RallypointError
 from rallypoint.launch.endpoint import Endpoint
@@ -61,14 +67,14 @@ def _report_from(endpoint: Endpoint, request: StatusRequest) -> StatusReport:
     try:
         # A server that is not there is soon found out; one that is there may have much to tell.
         patience, who = Deadline(_CONNECT_SECONDS), who_am_i(Role.TOOL)
-        with closing(connect(*endpoint, patience, who, to_look=True)) as connection:
-            snapshot = look_through(connection, str(endpoint), question, Deadline(_ANSWER_SECONDS))
+        with closing(connect(*endpoint, patience, who, snapshot_only=True)) as connection:
+            snapshot = fetch_snapshot_over(connection, str(endpoint), question, Deadline(_ANSWER_SECONDS))
             head = _head_of(connection) if snapshot.kind == "relay" else ""
         if request.name:
             check_name(snapshot, request.name, str(endpoint))
-            snapshot = look(*endpoint, question, Deadline(_ANSWER_SECONDS), request.name)
+            snapshot = fetch_snapshot(*endpoint, question, Deadline(_ANSWER_SECONDS), request.name)
         else:
-            snapshot = look_at_round(snapshot, *endpoint, question, Deadline(_ANSWER_SECONDS))
+            snapshot = fetch_round_snapshot(snapshot, *endpoint, question, Deadline(_ANSWER_SECONDS))
     except NotOursError:
         if request.waits or request.stacks or request.rank is not None:
             raise

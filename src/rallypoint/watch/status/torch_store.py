@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from rallypoint.client.look import read_if_there
+from rallypoint.client.snapshots import read_if_there
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import ConnectionLostError
 from rallypoint.store.connect.connecting import connect

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from rallypoint.errors import UsageError
 from rallypoint.store.machine.addresses import format_address, is_loopback, plain_host
-from rallypoint.store.server.guard.other_users import access_of_environment, looks_at_users
+from rallypoint.store.server.guard.other_users import access_of_environment, checks_users
 from rallypoint.store.server.process.binding import listen
 from rallypoint.store.server.process.hosting import HostedServer, ServerKind, host_on
 
@@ -134,7 +134,7 @@ def open_place(host: str, port: int, token: str) -> Place:
     # Where it listens everywhere, by this machine's name.
     name = socket.gethostname() if address in ("::", "0.0.0.0") else host.strip("[]")
     url = f"http://{format_address(name, port)}/"
-    if token or (_on_loopback(listeners) and (looks_at_users() or access_of_environment().insecure)):
+    if token or (_on_loopback(listeners) and (checks_users() or access_of_environment().insecure)):
         return Place(listeners, token, url)
     token = secrets.token_urlsafe()
     return Place(listeners, token, f"{url}?token={token}")

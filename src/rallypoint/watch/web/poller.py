@@ -1,8 +1,8 @@
-"""Asking the store: once a second while a browser shows the page, and else only for a fresh answer.
+"""Polls the store: once a second while a browser shows the page, and otherwise on request.
 
-Each look makes a frame: a whole picture, and the patch from the picture before. A viewer that has the
-picture before is sent the patch, any other viewer the whole picture: nothing is kept for slow viewers. A look
-runs in a thread, as it waits for the store. For pictures, there is never more than one look at a time.
+Each poll makes a frame: a whole picture, and the patch from the picture before. A viewer that has the
+picture before is sent the patch, any other viewer the whole picture: nothing is kept for slow viewers. A poll
+runs in a thread, as it waits for the store. For pictures, there is never more than one at a time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _SAME_SECONDS: Final = 1.0
 _MOST_QUESTIONS: Final = 2
 """How many questions for keys and values are asked at a time; others wait."""
 
-Look = Callable[[Question], Snapshot]
-"""Asks the store, and waits for its answer; RallypointError if there is none."""
+Fetch = Callable[[Question], Snapshot]
+"""Fetches a snapshot of the store; RallypointError if there is none."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sight:
-    """The result of one look: a snapshot with its roll, or an error."""
+    """The result of one poll: a snapshot with its roll, or an error."""
 
     began: float
     ended: float
@@ -57,11 +57,11 @@ class Sight:
         return max(EVERY_SECONDS, taken * (_SHARE - 1)) if self.error is None else EVERY_SECONDS
 
 
-def read_sight(look: Look) -> Sight:
-    """Look once, and judge the snapshot."""
+def read_sight(fetch: Fetch) -> Sight:
+    """Fetch once, and judge the snapshot."""
     began = time.monotonic()
     try:
-        snapshot = look(Question())
+        snapshot = fetch(Question())
         found, error = (snapshot, judge(snapshot)), None
     except RallypointError as failure:
         found, error = None, failure
@@ -140,11 +140,11 @@ def difference(before: Json, after: Json) -> Json:
 class StoreWatch:
     """One store, and the viewers of its page. To be used in one event loop."""
 
-    def __init__(self, look: Look, address: str) -> None:
-        self._look = look
+    def __init__(self, fetch: Fetch, address: str) -> None:
+        self._fetch = fetch
         self._address = address
         self._reader = ReportReader()
-        self._looking: asyncio.Task[Sight] | None = None
+        self._current: asyncio.Task[Sight] | None = None
         self._last: Sight | None = None
         self._questions = asyncio.Semaphore(_MOST_QUESTIONS)
         self._viewers = 0
@@ -159,15 +159,15 @@ class StoreWatch:
         last = self._last
         if last is not None and time.monotonic() - last.ended < most_seconds:
             return last
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._refresh())
-        # Other callers may wait for the same look: it goes on if this one gives up.
-        return await asyncio.shield(self._looking)
+        if self._current is None:
+            self._current = asyncio.create_task(self._refresh())
+        # Other callers may wait for the same poll: it goes on if this one gives up.
+        return await asyncio.shield(self._current)
 
     async def ask(self, question: Question) -> Snapshot:
         """The answer to one question; RallypointError if there is none."""
         async with self._questions:
-            return await _call(lambda: self._look(question))
+            return await _call(lambda: self._fetch(question))
 
     async def report(self, snapshot: Snapshot) -> JobReport:
         """What launchers report in a snapshot. In a thread: of many ranks, it takes long to read."""
@@ -220,9 +220,9 @@ class StoreWatch:
 
     async def _refresh(self) -> Sight:
         try:
-            self._last = await _call(lambda: read_sight(self._look))
+            self._last = await _call(lambda: read_sight(self._fetch))
         finally:
-            self._looking = None
+            self._current = None
         return self._last
 
 

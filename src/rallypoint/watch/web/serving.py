@@ -20,7 +20,7 @@ from typing import Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rallypoint.client.look import look_at_job
+from rallypoint.client.snapshots import fetch_job_snapshot
 from rallypoint.errors import RallypointError
 from rallypoint.store.connect.connecting import first_to_answer
 from rallypoint.store.connect.deadline import Deadline
@@ -47,7 +47,7 @@ def watch_store(*places: tuple[str, int]) -> StoreWatch:
 
     def ask(question: Question) -> Snapshot:
         return first_to_answer(
-            places, lambda host, port: look_at_job(host, port, question, Deadline(LOOK_SECONDS))
+            places, lambda host, port: fetch_job_snapshot(host, port, question, Deadline(LOOK_SECONDS))
         )
 
     return StoreWatch(ask, ",".join(format_address(*place) for place in places))

@@ -210,7 +210,7 @@ class Combiner:
 
     def send_report(self, report: bytes) -> None:
         """Tell the other side what this relay knows."""
-        self._put(None, UnprovenRequest(Op.TOLD, [report], b"", ignore), [report])
+        self._put(None, UnprovenRequest(Op.RELAY_REPORT, [report], b"", ignore), [report])
 
     def dismiss(self, call: PopCall) -> None:
         """The client that was called will not pop."""
@@ -291,14 +291,14 @@ class Combiner:
         self._unsent_bytes -= request.cost
         self.held_bytes -= request.cost
         message = f"a request of {size:,} bytes; the store takes {longest:,} from a relay at once"
-        request.take(Status.REFUSED, message.encode())
+        request.receive(Status.REFUSED, message.encode())
 
     def begin_batch(self, number: int) -> None:
         """A batch is sent, be it an empty one: a wait that begins from now on has begun after it."""
         self._batches = number
 
-    def take(self, tag: int, status: Status, content: bytes) -> None:
-        """An item has come."""
+    def receive(self, tag: int, status: Status, content: bytes) -> None:
+        """An answer has arrived."""
         request = self._sent.get(tag)
         if request is None:
             raise ProtocolError(f"an answer to request {tag}, which is not under way")
@@ -307,13 +307,13 @@ class Combiner:
             if request.is_proof and status is not Status.REFUSED:
                 self._proven = max(self._proven, request.batch)
         if status is Status.PIECE:
-            request.take_piece(content)
+            request.receive_piece(content)
             return
         if request.is_immediate:
             self.held_bytes -= request.cost
         if request.pieces is not None:
             content = b"".join([*request.pieces, content])
-        if request.take(status, content):
+        if request.receive(status, content):
             self._sent.pop(tag, None)
 
     # Inside

@@ -100,7 +100,7 @@ _OWN: Final = {
     Op.ARRIVE: Downstream._arrive,
     Op.LEAVE: Downstream._leave,
     Op.POP_CALLED: Downstream._pop_called,
-    Op.TOLD: Downstream._told,
+    Op.RELAY_REPORT: Downstream._told,
 }
 
 

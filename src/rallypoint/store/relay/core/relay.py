@@ -82,8 +82,8 @@ from typing import TYPE_CHECKING
 
 from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS
 from rallypoint.store.core.context import About, Context, DriverTask
-from rallypoint.store.core.looks import Fields, Pending, as_list, barrier_row
 from rallypoint.store.core.server_core import ServerCore
+from rallypoint.store.core.snapshots import Fields, Pending, as_list, barrier_row
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.downstream import RelayCarrier
@@ -169,7 +169,7 @@ class RelayCore(ServerCore[RelayClient]):
         """The other side wants to know what this relay knows; once is enough."""
         if not self._is_reporting:
             self._is_reporting = True
-            self.looks.start(Question(), partial(self._send_report, self.upstream))
+            self.snapshots.start(Question(), partial(self._send_report, self.upstream))
 
     def _send_report(self, upstream: Upstream, snapshot: bytes) -> None:
         """Send a snapshot to the session that asked for it, unless that is lost."""

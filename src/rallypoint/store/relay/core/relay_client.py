@@ -14,8 +14,8 @@ from typing import Final
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import Client
 from rallypoint.store.core.context import SLICE, Close, Pause, Rest
-from rallypoint.store.core.looks import Pending
 from rallypoint.store.core.server_core import ServerCore
+from rallypoint.store.core.snapshots import Pending
 from rallypoint.store.engine.waiters import size_of
 from rallypoint.store.relay.core.combining import Combiner
 from rallypoint.store.relay.core.upstream_requests import Arrival, PopCall, RequestOrder, Waiter
@@ -100,8 +100,8 @@ class RelayClient(Client):
     """One client. Made by `RelayCore.open` alone."""
 
     __slots__ = (
-        *("_arrivals", "_calls", "_combiner", "_has_session", "_is_ending", "_is_paused", "_keys", "_look"),
-        *("_out", "_out_bytes", "_relay", "_replies", "_waits", "_waits_held", "order"),
+        *("_arrivals", "_calls", "_combiner", "_has_session", "_is_ending", "_is_paused", "_keys", "_out"),
+        *("_out_bytes", "_relay", "_replies", "_snapshot_reply", "_waits", "_waits_held", "order"),
     )
 
     def __init__(
@@ -121,7 +121,7 @@ class RelayClient(Client):
         self._waits_held = 0  # bytes that its waits take
         self._is_ending = False
         self._has_session = False
-        self._look: _Reply | None = None
+        self._snapshot_reply: _Reply | None = None
         self._arrivals: dict[tuple[bytes, int], _AtBarrier] = {}
         self._calls: dict[bytes, PopCall] = {}
 
@@ -289,21 +289,21 @@ class RelayClient(Client):
     def beat(self) -> bytes | None:
         return self._unless_paused(self._reply_now(EMPTY_BLOB))
 
-    def look(self, question: bytes) -> bytes | None:
+    def snapshot(self, question: bytes) -> bytes | None:
         """What this relay knows; not what the store does."""
         asked = Question.from_json(question)  # or it breaks a rule, and is owed nothing
-        self._begin_look()
-        self._relay.looks.start(asked, self._take_snapshot)
+        self._begin_snapshot()
+        self._relay.snapshots.start(asked, self._take_snapshot)
         return None if self._is_paused else b""
 
-    def _begin_look(self) -> None:
-        self._check_role(Op.LOOK)
-        if self._look is not None:
-            raise ProtocolError("a second LOOK before the first is answered")
-        self._look = self._next_reply()
+    def _begin_snapshot(self) -> None:
+        self._check_role(Op.SNAPSHOT)
+        if self._snapshot_reply is not None:
+            raise ProtocolError("a second SNAPSHOT before the first is answered")
+        self._snapshot_reply = self._next_reply()
 
     def _take_snapshot(self, snapshot: bytes) -> None:
-        reply, self._look = self._look, None
+        reply, self._snapshot_reply = self._snapshot_reply, None
         if reply is not None:
             self.fill(reply, blob(snapshot))
 

@@ -214,10 +214,10 @@ class Upstream:
             try:
                 self._kept.let_go(taken)
                 for tag, status, content in parse_items(payload):
-                    if status is Status.TELL:
+                    if status is Status.REPORT:
                         self._on_report_asked()
                     else:
-                        self._combiner.take(tag, status, content)
+                        self._combiner.receive(tag, status, content)
             except ProtocolError as error:  # what is behind it in the frame would not come again
                 raise SessionLostError(error.message) from error
 

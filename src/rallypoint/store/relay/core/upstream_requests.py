@@ -63,11 +63,11 @@ class UpstreamRequest(ABC):
     def encode(self) -> bytes: ...
 
     @abstractmethod
-    def take(self, status: Status, content: bytes) -> bool:
-        """Take an answer, and answer the clients that asked; return whether it was the last one."""
+    def receive(self, status: Status, content: bytes) -> bool:
+        """Pass an answer on to the clients that asked; return whether it was the last one."""
 
-    def take_piece(self, content: bytes) -> None:
-        """Take a piece of the answer: not the last one."""
+    def receive_piece(self, content: bytes) -> None:
+        """Pass on a piece of the answer: not the last one."""
         if self.pieces is None:
             self.pieces = []
         self.pieces.append(content)
@@ -88,13 +88,13 @@ class SingleRequest(UpstreamRequest):
     def encode(self) -> bytes:
         return encode(self._op, self._blobs, self._tail)
 
-    def take(self, status: Status, content: bytes) -> bool:
+    def receive(self, status: Status, content: bytes) -> bool:
         self._on_answer(status, content)
         return True
 
 
 class UnprovenRequest(SingleRequest):
-    """What a relay on the way answers by itself, or may: a LEAVE, a TOLD."""
+    """What a relay on the way answers by itself, or may: a LEAVE, a RELAY_REPORT."""
 
     __slots__ = ()
 
@@ -115,7 +115,7 @@ class SharedRequest(UpstreamRequest):
     def encode(self) -> bytes:
         return encode(self._op, self._blobs, b"")
 
-    def take(self, status: Status, content: bytes) -> bool:
+    def receive(self, status: Status, content: bytes) -> bool:
         for answer in self.askers:
             answer(status, content)
         return True
@@ -135,15 +135,15 @@ class SharedGet(SharedRequest):
             self._op = Op.RECALL
         return super().encode()
 
-    def take(self, status: Status, content: bytes) -> bool:
+    def receive(self, status: Status, content: bytes) -> bool:
         recalled, expected = self._op is Op.RECALL, self.pieces is not None
         content = self._values.learn(self._blobs[0], status, content, recalled=recalled, expected=expected)
-        return super().take(Status.DONE if status is Status.UNCHANGED else status, content)
+        return super().receive(Status.DONE if status is Status.UNCHANGED else status, content)
 
-    def take_piece(self, content: bytes) -> None:
+    def receive_piece(self, content: bytes) -> None:
         if self.pieces is None:
             self._values.expect(self._blobs[0])
-        super().take_piece(content)
+        super().receive_piece(content)
 
 
 AskAlone = Callable[[RequestOrder, bytes, int, OnAnswer], None]
@@ -173,7 +173,7 @@ class CombinedAdd(UpstreamRequest):
     def encode(self) -> bytes:
         return encode(Op.ADD, [self._key], pack_i64(self._sum))
 
-    def take(self, status: Status, content: bytes) -> bool:
+    def receive(self, status: Status, content: bytes) -> bool:
         if status is not Status.DONE:
             self._refuse(status, content)
             return True
@@ -248,7 +248,7 @@ class SharedWait(UpstreamRequest):
     def encode(self) -> bytes:
         return encode(self.op, self.keys, b"")
 
-    def take(self, status: Status, content: bytes) -> bool:
+    def receive(self, status: Status, content: bytes) -> bool:
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             waiter.request = None
@@ -299,7 +299,7 @@ class CombinedArrival(UpstreamRequest):
     def encode(self) -> bytes:
         return encode(Op.ARRIVE, [self.key], arrive_tail(self.size, self.count))
 
-    def take(self, status: Status, content: bytes) -> bool:
+    def receive(self, status: Status, content: bytes) -> bool:
         if status is not Status.DONE:
             for arrival in [*self.arrivals]:
                 arrival.count = 0

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rallypoint.errors import LimitError, ProtocolError
 from rallypoint.store.core.clients import EXTENSION_METHODS, SESSION_METHODS, Client
 from rallypoint.store.core.context import About, Close, Context, DriverTask
-from rallypoint.store.core.looks import Looks, LookStep, SnapshotCallback
 from rallypoint.store.core.server_core import ServerCore
 from rallypoint.store.core.sessions import NoCarrier, Session
+from rallypoint.store.core.snapshots import SnapshotCallback, Snapshots, SnapshotStep
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.core.turn import Durations, Turn
 from rallypoint.store.replica.core.records import LINK_BYTES, Entry, Kind, in_parts, link, pack_record
@@ -60,7 +60,7 @@ class Caller(Client):
     """One client of the leader."""
 
     __slots__ = (
-        *("_has_only_looked", "_is_looking", "_leader", "_most_bytes", "_outgoing", "_outgoing_bytes"),
+        *("_is_tool", "_snapshot_is_due", "_leader", "_most_bytes", "_outgoing", "_outgoing_bytes"),
         *("_woken", "has_left", "is_known", "name", "pending"),
     )
 
@@ -71,8 +71,8 @@ class Caller(Client):
         self._outgoing_bytes = 0
         self._most_bytes = self._context.limits.unsent_bytes
         self._woken = leader.outbox.woken
-        self._is_looking = False
-        self._has_only_looked = True  # so far
+        self._snapshot_is_due = False
+        self._is_tool = True  # so far
         self.name = ""
         """Which store it means."""
         self.is_known = False
@@ -87,7 +87,7 @@ class Caller(Client):
     def _receive(self, data: bytes) -> bytes:
         parser = self._parser
         assert parser is not None
-        if not self._has_only_looked and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
+        if not self._is_tool and parser.is_between_requests and 0 < len(data) <= _SCANNED_BYTES:
             nature, awaited = self._leader.scanner.classify(data)
             if nature is Nature.READS and self._may_read(awaited):
                 return self._read(data)
@@ -110,9 +110,9 @@ class Caller(Client):
         return self.carry(Op.GET, [key], b"")
 
     def carry(self, op: Op, blobs: list[bytes], tail: bytes) -> bytes:
-        if self._has_only_looked and (answer := self._answer_tool(op, blobs)):
+        if self._is_tool and (answer := self._answer_tool(op, blobs)):
             return answer
-        self._has_only_looked = False
+        self._is_tool = False
         data = encode(op, blobs, tail)
         if (op in READ_OPS or op is Op.WAIT) and self._may_read(blobs if op is Op.WAIT else ()):
             return self._read(data)
@@ -120,7 +120,7 @@ class Caller(Client):
         return b""
 
     def _answer_tool(self, op: Op, blobs: list[bytes]) -> bytes:
-        """What a tool asks that looks: first who it is, then whether it may. Nothing, if it asks for more.
+        """Answer a tool that wants a snapshot: its hello, then its question. Nothing, if it asks for more.
 
         No record is needed, so it is answered also while the engine is away.
         """
@@ -147,30 +147,30 @@ class Caller(Client):
             return EMPTY_BLOB
         return pack_note(self._leader.trouble())
 
-    def look(self, question: bytes) -> bytes:
-        if self._is_looking:
-            raise ProtocolError("a second LOOK before the first is answered")
-        self._leader.look_at(self.name, Question.from_json(question), self._take_look)
-        self._is_looking = True
+    def snapshot(self, question: bytes) -> bytes:
+        if self._snapshot_is_due:
+            raise ProtocolError("a second SNAPSHOT before the first is answered")
+        self._leader.start_snapshot(self.name, Question.from_json(question), self._take_snapshot)
+        self._snapshot_is_due = True
         return b""
 
-    def tell(self, _: bytes) -> bytes:
+    def report(self, _: bytes) -> bytes:
         """Forgotten: launchers tell their relays, and the log is no place for it."""
         return b""
 
-    def _take_look(self, snapshot: bytes) -> None:
-        self._is_looking = False
+    def _take_snapshot(self, snapshot: bytes) -> None:
+        self._snapshot_is_due = False
         if self in self._leader.clients:
-            self.take(blob(snapshot))
+            self.queue(blob(snapshot))
 
-    # What it is sent
+    # Outgoing
 
     @property
     def is_owed(self) -> bool:
-        return self._is_looking or self.pending > 0
+        return self._snapshot_is_due or self.pending > 0
 
-    def take(self, data: bytes) -> None:
-        """It is to be sent this. If that is too much, it is closed instead."""
+    def queue(self, data: bytes) -> None:
+        """Send this with the next notice. If too much is queued, the connection is closed instead."""
         self._outgoing_bytes += len(data)
         if self._outgoing_bytes > self._most_bytes:
             why = f"it asked for more than {self._most_bytes:,} bytes at once, the limit unsent_bytes"
@@ -190,7 +190,7 @@ class LeaderCore(ServerCore[Caller]):
     """One leader, for one term. Not safe for threads."""
 
     __slots__ = (
-        *("_all_looks", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
+        *("_all_snapshots", "_asked", "_clock", "_confirmed", "_counts_until", "_ended", "_entries", "_idle"),
         *("_in_flight", "_is_full", "_known", "_nothing", "_parts", "_readers", "_sending_bytes"),
         *("_time_ahead", "_waiting_bytes", "replica", "scanner", "describe_replication"),
     )
@@ -210,7 +210,7 @@ class LeaderCore(ServerCore[Caller]):
         super().__init__(context, NoCarrier(), table)
         self.replica = replica
         self.scanner = Scanner(self.limits, LOGGED_OPS)
-        self.looks = self._all_looks = LeaderLooks(self)
+        self.snapshots = self._all_snapshots = LeaderSnapshots(self)
         self.describe_replication: Callable[[], Replication | None] = lambda: None
         """For snapshots; the driver knows it."""
         self._clock = clock
@@ -300,7 +300,7 @@ class LeaderCore(ServerCore[Caller]):
                 known[client].pending -= 1
         self._sending_bytes = 0
         for part in self._parts:
-            self.replica.take(part, self._send)
+            self.replica.apply(part, self._send)
         self.check_held()
         for caller in [each for each in self._ended if not each.pending]:
             self._ended.remove(caller)
@@ -317,7 +317,7 @@ class LeaderCore(ServerCore[Caller]):
                 why = "its record asked for more than the limit held_bytes"
                 self.outbox.others.append(Close(caller, LimitError(why), at_once=True))
             else:
-                caller.take(data)
+                caller.queue(data)
         if error is not None:
             caller.has_left = True  # the replica has closed it already
             self.outbox.others.append(Close(caller, error))
@@ -476,9 +476,9 @@ class LeaderCore(ServerCore[Caller]):
         number = self.replica.number_of(client)
         return self._known.get(number) if number is not None else None
 
-    def look_at(self, name: str, question: Question, deliver: SnapshotCallback) -> None:
+    def start_snapshot(self, name: str, question: Question, deliver: SnapshotCallback) -> None:
         """Make a snapshot of a store."""
-        self._all_looks.start(question, deliver, name)
+        self._all_snapshots.start(question, deliver, name)
 
     def check_invariants(self) -> None:
         super().check_invariants()
@@ -509,35 +509,35 @@ class _Reader(Connection):
         """Nothing is held for it: it is read to the end at once."""
 
 
-class LeaderLooks(Looks):
-    """The looks at the stores of one leader: each is a snapshot of what its replica holds."""
+class LeaderSnapshots(Snapshots):
+    """The snapshots of one leader's stores: of what its replica holds."""
 
     __slots__ = ("_by_name", "_leader")
 
     def __init__(self, leader: LeaderCore) -> None:
         self._leader = leader
-        self._by_name: dict[str, Looks] = {}
+        self._by_name: dict[str, Snapshots] = {}
 
     def start(self, question: Question, deliver: SnapshotCallback, name: str = "") -> None:
-        """As `Looks.start`, of the store of this name."""
-        looks = self._by_name.get(name)
-        if looks is None:
-            looks = self._by_name[name] = Looks(_Subject(self._leader, name))
-        looks.start(question, deliver)
+        """As `Snapshots.start`, of the store of this name."""
+        snapshots = self._by_name.get(name)
+        if snapshots is None:
+            snapshots = self._by_name[name] = Snapshots(_Subject(self._leader, name))
+        snapshots.start(question, deliver)
 
-    def step(self) -> LookStep | Client:
-        """As `Looks.step`, of the first store at which somebody looks."""
-        for name, looks in list(self._by_name.items()):
-            step = looks.step()
-            if step is LookStep.DONE:
+    def step(self) -> SnapshotStep | Client:
+        """As `Snapshots.step`, of the first store of which a snapshot is wanted."""
+        for name, snapshots in list(self._by_name.items()):
+            step = snapshots.step()
+            if step is SnapshotStep.DONE:
                 del self._by_name[name]
             else:
-                return self._leader.caller_of(step) or LookStep.MORE if isinstance(step, Client) else step
-        return LookStep.DONE
+                return self._leader.caller_of(step) or SnapshotStep.MORE if isinstance(step, Client) else step
+        return SnapshotStep.DONE
 
 
 class _Subject:
-    """One store of the leader, to be looked at."""
+    """One store of the leader, as the subject of snapshots."""
 
     is_finding = False
 

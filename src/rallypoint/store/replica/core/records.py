@@ -180,8 +180,8 @@ class Assembly:
         """Whether more parts are to come."""
         return bool(self._parts)
 
-    def take(self, data: bytes) -> bytes | None:
-        """What the log has next; returns the record that is complete then, if one is.
+    def feed(self, data: bytes) -> bytes | None:
+        """Feed the next entry of the log; returns the record that it completes, if any.
 
         A leader that dies in the middle leaves parts behind: a whole record is the next leader's first.
         """

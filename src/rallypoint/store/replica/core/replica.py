@@ -149,11 +149,11 @@ class Replica:
 
     # Records
 
-    def take(self, data: bytes, put: Put = lambda _: None) -> None:
-        """The next record of the log; `put` is called with each thing that is to be sent because of it.
+    def apply(self, data: bytes, put: Put = lambda _: None) -> None:
+        """Apply the next entry of the log; `put` is called with everything to be sent because of it.
 
-        Nothing of that is kept here: a short record may ask for a lot. Who runs out of memory has to end: it
-        would differ from the others.
+        Nothing of that is kept here: a short record may ask for a lot. A replica that runs out of memory must
+        end: it would differ from the others.
         """
         self.taken_bytes += len(data)
         self.taken_records += 1
@@ -167,7 +167,7 @@ class Replica:
 
     def _take(self, data: bytes, put: Put) -> None:
         data, self.last = unlink(data, self.last), crc32(data)
-        record = self._assembly.take(data)
+        record = self._assembly.feed(data)
         if record is None:
             return
         self.turn.now, entries = parse_record(record)

@@ -83,10 +83,10 @@ def _number_of(user: str) -> int:
 
 def goes_plain(sock: socket.SocketType) -> bool:
     """Whether a client with a secret connects without TLS: within this machine, if users are checked."""
-    return is_local(sock) and looks_at_users()
+    return is_local(sock) and checks_users()
 
 
-def looks_at_users() -> bool:
+def checks_users() -> bool:
     """Whether this process can and does check the user at the other end of a connection."""
     return not access_of_environment().insecure and _system_tells()
 

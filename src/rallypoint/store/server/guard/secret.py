@@ -89,7 +89,7 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     return Secret(text, f"the variable {SECRET_VARIABLE}") if text else None
 
 
-def look_credentials() -> Secret | Token | None:
+def snapshot_credentials() -> Secret | Token | None:
     """What this process proves when it only looks: its secret, or its token."""
     secret = job_secret()
     text = os.environ.get(LOOK_VARIABLE)

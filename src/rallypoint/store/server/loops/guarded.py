@@ -98,7 +98,7 @@ class GuardedLink(Link[ClientT]):
 
     def move(self, pump: LinkOwner[ClientT], client: ClientT) -> None:
         if self._channel is not None and self._channel.right is not Right.ALL:
-            client.restrict_to_look()
+            client.restrict_to_snapshots()
         super().move(pump, client)
 
     def on_readable(self, data: bytes | None = None) -> None:
@@ -191,7 +191,7 @@ class GuardedLink(Link[ClientT]):
         if channel.is_open and not was_open:
             self._door.forget(self)
             if channel.right is not Right.ALL:
-                self.client.restrict_to_look()
+                self.client.restrict_to_snapshots()
                 self._receive = self.client.receive
         if channel.has_ended and not said:
             self._pump.end(self)

@@ -22,8 +22,8 @@ from rallypoint.compiling import mypyc_attr
 from rallypoint.errors import AccessError, LimitError, ProtocolError
 from rallypoint.store.core.clients import Client, ClientT
 from rallypoint.store.core.context import About, Close, CoreFault, DriverTask, Enter, GoOn, Other, Pause
-from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.server_core import ServerCore
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.machine.addresses import is_within_machine
 from rallypoint.store.machine.socket_owner import Owner
 from rallypoint.store.server.events import Events, RelayEvents, StallReports
@@ -95,12 +95,12 @@ class Pump(Generic[ClientT]):
         """What new clients have to pass; None: all are let in."""
         self._delivering = False
         self._holding = False
-        self._looking = Sliced(loop, self._look_on)
+        self._snapshots = Sliced(loop, self._step_snapshots)
         self._rest = Sliced(loop, self._go_on)
         self._leaving: deque[Link[ClientT]] = deque()  # their clients have ended, and are owed nothing
         self._closed = False
         self._tasks: dict[DriverTask, Callback] = {
-            DriverTask.SNAPSHOTS: self._looking.go_on,
+            DriverTask.SNAPSHOTS: self._snapshots.go_on,
             DriverTask.PROCESSES: self._names.find,
             DriverTask.ABANDONED: loop.stop,
             DriverTask.HOLD: partial(self._hold_readers, True),
@@ -210,8 +210,8 @@ class Pump(Generic[ClientT]):
             self.note_error(link.client, f"{why}, the limit handshake_seconds")
             self.drop(link)
         self.core.end_second(self.loop.turns.copy())
-        self._stalls.look()
-        self._relay_events.look()
+        self._stalls.tick()
+        self._relay_events.tick()
         self.deliver()
 
     def _set_clock(self) -> None:
@@ -307,17 +307,17 @@ class Pump(Generic[ClientT]):
         elif link is not None and not link.ending:
             self.refuse(link, close.error)
 
-    def _look_on(self) -> bool:
+    def _step_snapshots(self) -> bool:
         """Go on with snapshots: return whether there is more to do at once."""
         if self._closed:
             return False
-        step = self.core.looks.step()
+        step = self.core.snapshots.step()
         if isinstance(step, Client) and step in self._links:
             self._links[step].count_bytes()
         self.deliver()
-        if step is LookStep.IDLE:
-            self.loop.later(_SNAPSHOT_PAUSE, self._looking.go_on)
-        return step is not LookStep.DONE and step is not LookStep.IDLE
+        if step is SnapshotStep.IDLE:
+            self.loop.later(_SNAPSHOT_PAUSE, self._snapshots.go_on)
+        return step is not SnapshotStep.DONE and step is not SnapshotStep.IDLE
 
     def _go_on(self) -> bool:
         """Do a little of the work that no client waits for: return whether there is more."""

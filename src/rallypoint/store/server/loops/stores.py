@@ -107,7 +107,7 @@ class StorePump(Pump[Connection]):
         if self._links.get(link.client) is not link:  # it is gone
             return
         try:
-            pump = self._named.get(name) or self._open_store(name, link.client.is_look_only)
+            pump = self._named.get(name) or self._open_store(name, link.client.is_snapshot_only)
             pump.core.clients.elsewhere = self.connections - 1 - pump.connections
             client = pump.core.open(link.client.peer)
         except ProtocolError as error:
@@ -120,8 +120,8 @@ class StorePump(Pump[Connection]):
         self.let_go(link)
         pump.take_over(link, client, VALIDATE + rest)
 
-    def _open_store(self, name: bytes, is_look_only: bool) -> _NamedPump:
-        if is_look_only:
+    def _open_store(self, name: bytes, is_snapshot_only: bool) -> _NamedPump:
+        if is_snapshot_only:
             raise AccessError("a new store, with a token that may only see who is here")
         if len(self._named) >= self.core.limits.stores:
             self._make_room()

@@ -19,7 +19,7 @@ from rallypoint.errors import UsageError
 from rallypoint.store.core.turn import PeerLimit
 from rallypoint.store.machine.addresses import is_loopback, plain_host
 from rallypoint.store.machine.system import memory_bytes
-from rallypoint.store.server.guard.other_users import looks_at_users
+from rallypoint.store.server.guard.other_users import checks_users
 from rallypoint.store.server.guard.secret import job_secret
 from rallypoint.store.wire.limits import Limits
 from rallypoint.text import counted, printable_lines
@@ -180,7 +180,7 @@ def door_for(loop: Loop, listeners: Iterable[socket.socket]) -> Door | None:
     """
     secret = job_secret()
     hosts = [plain_host(listener.getsockname()) for listener in listeners]
-    if secret is None or (all(map(is_loopback, hosts)) and looks_at_users()):
+    if secret is None or (all(map(is_loopback, hosts)) and checks_users()):
         return None
     from rallypoint.store.server.loops.guarded import Door  # late: few servers have a secret
 

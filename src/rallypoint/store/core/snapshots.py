@@ -1,6 +1,6 @@
 """Snapshots of what a server or relay knows, made a slice at a time, so that no client waits for them.
 
-`Looks` makes them of any server or relay; `Contents` adds what a store has to tell besides: its keys, its
+`Snapshots` makes them of any server or relay; `Contents` adds what a store has to tell besides: its keys, its
 barriers, and what its keys say about the job.
 
 A snapshot of 16,000 clients takes a tenth of a second. So a generator makes it and writes JSON as it goes;
@@ -46,8 +46,8 @@ SnapshotCallback = Callable[[bytes], None]
 """Takes a snapshot as JSON; empty if it could not be made."""
 
 
-class LookStep(Enum):
-    """What the driver does after `Looks.step`, unless that returns a client, whose bytes it has to count."""
+class SnapshotStep(Enum):
+    """What the driver does after `Snapshots.step`. If that returns a client, the driver counts its bytes."""
 
     MORE = "go on"
     IDLE = "go on after a moment: there is nothing to do but to wait"
@@ -99,10 +99,10 @@ class _PendingSnapshot:
     delivers: list[SnapshotCallback]
     is_open: bool = True
     """Whether nothing has been put together yet."""
-    steps: Iterator[LookStep | Client] = field(default_factory=lambda: iter(()))
+    steps: Iterator[SnapshotStep | Client] = field(default_factory=lambda: iter(()))
 
 
-class Looks:
+class Snapshots:
     """The snapshots that one server or relay is making."""
 
     __slots__ = ("_idle", "_subject", "_under_way")
@@ -127,33 +127,33 @@ class Looks:
         if len(self._under_way) == 1:
             self._subject.outbox.others.append(DriverTask.SNAPSHOTS)
 
-    def step(self) -> LookStep | Client:
+    def step(self) -> SnapshotStep | Client:
         """Do one step; return what the driver does next. If that is a client, count its bytes first."""
         if not self._under_way:
-            return LookStep.DONE
+            return SnapshotStep.DONE
         pending = self._under_way.pop(0)
         step = self._next(pending)
-        if step is LookStep.DONE:
+        if step is SnapshotStep.DONE:
             self._idle = 0
-            return LookStep.MORE if self._under_way else LookStep.DONE
+            return SnapshotStep.MORE if self._under_way else SnapshotStep.DONE
         self._under_way.insert(_AT_ONCE - 1, pending)
-        if step is not LookStep.IDLE:
+        if step is not SnapshotStep.IDLE:
             self._idle = 0
             return step
         self._idle += 1
         if self._idle < min(len(self._under_way), _AT_ONCE):
-            return LookStep.MORE
+            return SnapshotStep.MORE
         self._idle = 0
-        return LookStep.IDLE
+        return SnapshotStep.IDLE
 
-    def _next(self, pending: _PendingSnapshot) -> LookStep | Client:
+    def _next(self, pending: _PendingSnapshot) -> SnapshotStep | Client:
         """After a bug of ours, the callers get an empty snapshot; all other snapshots go on."""
         try:
-            return next(pending.steps, LookStep.DONE)
+            return next(pending.steps, SnapshotStep.DONE)
         except Exception as error:
             self._subject.outbox.others.append(CoreFault(error))
             self._deliver(pending, b"")
-            return LookStep.DONE
+            return SnapshotStep.DONE
 
     def _deliver(self, pending: _PendingSnapshot, snapshot: bytes) -> None:
         """Deliver to each caller once, even if delivering to another one fails."""
@@ -164,21 +164,21 @@ class Looks:
             except Exception as error:
                 self._subject.outbox.others.append(CoreFault(error))
 
-    def _steps(self, pending: _PendingSnapshot) -> Iterator[LookStep | Client]:
+    def _steps(self, pending: _PendingSnapshot) -> Iterator[SnapshotStep | Client]:
         subject = self._subject
         yield from self._gather(subject.turn.now + _PATIENCE_SECONDS)
         yield from list(subject.clients)
         pending.is_open = False
         told = {name: to_text(value) for name, value in to_json(subject.sum_up(), sparse=True).items()}
         for each in chain(self._rows(subject.turn.now), subject.describe(pending.question)):
-            yield LookStep.MORE
+            yield SnapshotStep.MORE
             if each is not None:
                 told[each[0]] = each[1]
         text = ",".join([f'"{name}":{value}' for name, value in told.items()])
-        yield LookStep.MORE
+        yield SnapshotStep.MORE
         self._deliver(pending, f"{{{text}}}".encode())
 
-    def _gather(self, deadline: float) -> Iterator[LookStep]:
+    def _gather(self, deadline: float) -> Iterator[SnapshotStep]:
         """Request reports from relays, and the processes behind clients from the system."""
         subject = self._subject
         now = subject.turn.now
@@ -189,17 +189,17 @@ class Looks:
             if session.is_present and (is_worker or now - session.told_at > _FRESH_SECONDS):
                 if subject.request_report(session):
                     (workers if is_worker else relays).append(session)
-                yield LookStep.MORE
+                yield SnapshotStep.MORE
         subject.find_processes()
 
         def are_due(asked: list[Session]) -> bool:
             return any(each.is_present and each.told_at < now for each in asked)
 
         while subject.turn.now < deadline and (subject.is_finding or are_due(relays)):
-            yield LookStep.IDLE
+            yield SnapshotStep.IDLE
         # The clients of workers are this server's own: workers get as much time to find processes as it has.
         while subject.turn.now < deadline + _PATIENCE_SECONDS and are_due(workers):
-            yield LookStep.IDLE
+            yield SnapshotStep.IDLE
 
     def _rows(self, now: float) -> Fields:
         """The rows of clients, of relays, and of clients that have gone."""

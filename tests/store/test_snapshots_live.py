@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from processes import BACKENDS, Server, end, relaying, serving, torch_serving
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.errors import NotOursError
 from rallypoint.store.connect.connecting import connect
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.core.context import DriverTask
-from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.core.store import Connection, Core
 from rallypoint.store.rollcall.identity import Identity, Role, Source, hello_key
 from rallypoint.store.rollcall.question import Question
@@ -34,8 +34,8 @@ from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import rank
 from test_core import barrier, set_, wait
-from test_looking import go_on
-from test_looking import look as look_request
+from test_snapshots import go_on
+from test_snapshots import look as look_request
 from threads import running_here
 
 pytestmark = pytest.mark.windows
@@ -71,7 +71,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Here]:
 
 
 def look_at(server: Server | Here, question: Question | None = None) -> Snapshot:
-    return look(server.host, server.port, question or Question(), Deadline(SECONDS))
+    return fetch_snapshot(server.host, server.port, question or Question(), Deadline(SECONDS))
 
 
 def await_look(server: Server | Here, holds: Callable[[Snapshot], bool]) -> Snapshot:
@@ -125,9 +125,9 @@ def steps_of(core: Core, question: Question) -> tuple[list[float], bytes]:
     """The CPU time of each step of a look."""
     found: list[bytes] = []
     times: list[float] = []
-    core.looks.start(question, found.append)
+    core.snapshots.start(question, found.append)
     step: object = None
-    while step is not LookStep.DONE:
+    while step is not SnapshotStep.DONE:
         began = time.thread_time()
         step = go_on(core)
         times.append(time.thread_time() - began)
@@ -189,12 +189,14 @@ def test_so_it_does_when_most_are_gone() -> None:
 def test_while_all_wait_nothing_is_tried_again_and_again() -> None:
     core = Core()
     core.open("client")
-    core.looks.start(Question(), lambda _: None)
-    core.looks.start(Question(keys=1), lambda _: None)
-    steps = [core.looks.step() for _ in range(4)]
-    assert steps == [LookStep.MORE, LookStep.IDLE] * 2, "the system is asked which process the client is"
+    core.snapshots.start(Question(), lambda _: None)
+    core.snapshots.start(Question(keys=1), lambda _: None)
+    steps = [core.snapshots.step() for _ in range(4)]
+    assert steps == [SnapshotStep.MORE, SnapshotStep.IDLE] * 2, (
+        "the system is asked which process the client is"
+    )
     core.turn.now += 1.0
-    while core.looks.step() is not LookStep.DONE:
+    while core.snapshots.step() is not SnapshotStep.DONE:
         pass
     assert core.outbox.others == [DriverTask.SNAPSHOTS, DriverTask.PROCESSES]
 
@@ -370,5 +372,5 @@ def test_torchs_own_server_takes_a_hello_for_a_key_that_is_not_there(use_libuv: 
         assert client.read(16) == pack_i64(0) + before
         assert client.get(b"/k") == b"v"
         with pytest.raises(NotOursError, match="is not Rallypoint's"):
-            look("127.0.0.1", port, Question(), Deadline(SECONDS))
+            fetch_snapshot("127.0.0.1", port, Question(), Deadline(SECONDS))
         assert client.get(b"/k") == b"v"

@@ -18,7 +18,7 @@ from rallypoint.store.wire.limits import Limits
 from rallypoint.store.wire.opcodes import Op
 from rolls import GLOO, rank
 from test_core import add, get, pop, push, set_, wait
-from test_looking import finish, hello, seen_by, told
+from test_snapshots import finish, hello, seen_by, told
 
 pytestmark = pytest.mark.windows
 
@@ -112,9 +112,9 @@ def _told_before_all_go(steps: int) -> int:
     (client,) = desk.open()
     client.send(b"".join(set_(b"/%d" % number, b"v") for number in range(10)))
     found: list[bytes] = []
-    desk.front.looks.start(Question(keys=100), found.append)
+    desk.front.snapshots.start(Question(keys=100), found.append)
     for _ in range(steps):
-        next(desk.front.looks._under_way[0].steps, None)
+        next(desk.front.snapshots._under_way[0].steps, None)
         desk.front.processes_found()
     client.send(b"".join(request(Op.DELETE_KEY, b"/%d" % number) for number in range(10)))
     finish(desk.front)

@@ -1,7 +1,7 @@
 """What a server tells of itself and of its clients: that it is right, and that any client may ask for it.
 
-Without sockets; the clock is moved by hand. Other modules: `test_looking_json`, `test_looking_keys` for what
-is stored, `test_looking_relays`, and `test_looking_live` for real servers.
+Without sockets; the clock is moved by hand. Other modules: `test_snapshots_json`, `test_snapshots_keys` for
+what is stored, `test_snapshots_relays`, and `test_snapshots_live` for real servers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ends import Desk, End, Played, arrive, blob, i64
 from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.core.context import CoreFault, Other
-from rallypoint.store.core.looks import LookStep
 from rallypoint.store.core.server_core import ServerCore
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.core.turn import Turn
 from rallypoint.store.relay.core.relay import RelayCore
@@ -76,24 +76,24 @@ def hello(who: Identity) -> bytes:
 
 def finish(front: ServerCore[Any]) -> None:
     """Go on with all looks until they are there; time passes while they wait."""
-    while (step := go_on(front)) is not LookStep.DONE:
-        if step is LookStep.IDLE:
+    while (step := go_on(front)) is not SnapshotStep.DONE:
+        if step is SnapshotStep.IDLE:
             front.turn.now += 0.01
 
 
 def go_on(front: ServerCore[Any]) -> object:
     """One step of a look. No process is found behind any client."""
-    step = front.looks.step()
+    step = front.snapshots.step()
     if front.is_finding:
         front.processes_found()
-        return LookStep.MORE
+        return SnapshotStep.MORE
     return step
 
 
 def seen_by(front: ServerCore[Any], question: Question | None = None) -> Snapshot:
     """A snapshot, made at once."""
     found: list[bytes] = []
-    front.looks.start(question or Question(), found.append)
+    front.snapshots.start(question or Question(), found.append)
     finish(front)
     (data,) = found
     return Snapshot.from_json(data)
@@ -142,7 +142,7 @@ def test_a_question_that_is_none_ends_the_connection_of_who_asked(
         first, second = Desk(make()).open(2)
         first.send(look(garbage))
         assert first.error is not None, garbage[:100]
-        assert "LOOK asks what cannot be understood" in first.error.message
+        assert "SNAPSHOT asks what cannot be understood" in first.error.message
         assert second.ask(PING) == b"ping"
 
 
@@ -150,7 +150,7 @@ def test_a_question_is_bounded(desk: Desk) -> None:
     (client,) = desk.open()
     client.send(look(b" " * 16_385))
     assert client.error is not None
-    assert client.error.message == "LOOK with a question of 16,385 bytes; 16384 are allowed"
+    assert client.error.message == "SNAPSHOT with a question of 16,385 bytes; 16384 are allowed"
     (client,) = desk.open()
     client.send(look(b" " * 16_382 + b"{}"))
     assert client.error is None
@@ -179,20 +179,20 @@ def test_who_asks_the_same_before_it_is_begun_shares_it(core: Core) -> None:
     found: dict[str, bytes] = {}
 
     def ask(name: str, question: Question) -> None:
-        core.looks.start(question, lambda snapshot: found.update({name: snapshot}))
+        core.snapshots.start(question, lambda snapshot: found.update({name: snapshot}))
 
     core.open("client")
     ask("first", Question())
     ask("second", Question())
-    assert core.looks.step() is LookStep.IDLE, "the system is asked which process that is"
+    assert core.snapshots.step() is SnapshotStep.IDLE, "the system is asked which process that is"
     ask("third", Question())
     ask("other", Question(keys=1))
-    assert len(core.looks._under_way) == 2
+    assert len(core.snapshots._under_way) == 2
     core.processes_found()
-    while core.looks._under_way[0].is_open:
-        next(core.looks._under_way[0].steps)
+    while core.snapshots._under_way[0].is_open:
+        next(core.snapshots._under_way[0].steps)
     ask("late", Question())
-    assert len(core.looks._under_way) == 3, "what has begun may have missed what was before it"
+    assert len(core.snapshots._under_way) == 3, "what has begun may have missed what was before it"
     finish(core)
     assert found["first"] is found["second"] is found["third"]
     assert found["late"] is not found["first"]
@@ -206,9 +206,9 @@ def test_what_becomes_of_one_who_shares_a_look_is_nothing_to_the_others(core: Co
         got.append(("failed", True))
         raise RuntimeError("cannot start a thread")
 
-    core.looks.start(Question(), lambda snapshot: got.append(("first", bool(snapshot))))
-    core.looks.start(Question(), fail)
-    core.looks.start(Question(), lambda snapshot: got.append(("last", bool(snapshot))))
+    core.snapshots.start(Question(), lambda snapshot: got.append(("first", bool(snapshot))))
+    core.snapshots.start(Question(), fail)
+    core.snapshots.start(Question(), lambda snapshot: got.append(("last", bool(snapshot))))
     finish(core)
     assert got == [("first", True), ("failed", True), ("last", True)], "each of them once"
     assert faults_in(core.outbox.take_others()) == [RuntimeError]
@@ -230,7 +230,7 @@ def test_few_snapshots_are_made_at_a_time(core: Core, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Core, "describe", describe)
     for number in range(20):
-        core.looks.start(Question(keys=number), done.append)
+        core.snapshots.start(Question(keys=number), done.append)
     finish(core)
     assert max(under_way) == 4
     assert len(done) == 20
@@ -266,7 +266,7 @@ def test_one_look_at_a_time(make: Callable[[], Core | RelayCore]) -> None:
     client, other = desk.open(2)
     client.send(look() + look())
     assert client.error is not None
-    assert client.error.message == "a second LOOK before the first is answered"
+    assert client.error.message == "a second SNAPSHOT before the first is answered"
     finish(desk.front)
     desk.settle()
     for _ in range(3):
@@ -308,8 +308,8 @@ def test_who_goes_while_a_look_is_made_is_gone_in_it_and_counted_once(core: Core
         client.receive(VALIDATE + hello(rank(number)))
         client.received, client.sent = 10, 20
     found: list[bytes] = []
-    core.looks.start(Question(), found.append)
-    steps = core.looks._under_way[0].steps
+    core.snapshots.start(Question(), found.append)
+    steps = core.snapshots._under_way[0].steps
     while any(each in core.clients for each in clients[:2]):  # goes one step on, then one of them goes
         next(steps)
         core.close(next(each for each in core.clients if each in clients[:2]))

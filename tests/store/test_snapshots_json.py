@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import rolls
 from ends import Desk, Played
 from rallypoint.errors import ProtocolError
-from rallypoint.store.core.looks import quoted, relay_row
 from rallypoint.store.core.sessions import Session
+from rallypoint.store.core.snapshots import quoted, relay_row
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.identity import Identity
 from rallypoint.store.rollcall.judgement import judge
@@ -36,7 +36,7 @@ from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.opcodes import Op
 from rolls import part, plan, rank, ranks, snapshot
 from test_core import wait
-from test_looking import Clock, identities, repeatable, seen_by, told
+from test_snapshots import Clock, identities, repeatable, seen_by, told
 
 pytestmark = pytest.mark.windows
 
@@ -73,7 +73,7 @@ def test_a_client_is_told_as_its_dataclass_says(
         clock.now = since
         client.receive(wait(*missing))
     clock.now = 0.5
-    client.receive(request(Op.TELL, text.encode()))
+    client.receive(request(Op.REPORT, text.encode()))
     client.who = who
     client.received, client.sent = counted
     clock.now = now

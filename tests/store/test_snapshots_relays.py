@@ -9,18 +9,18 @@ import pytest
 
 from ends import ByHand, Desk, Wire, blob, end_of_wait, i64, relay_on, welcome
 from rallypoint.errors import SessionLostError
-from rallypoint.store.core.looks import LookStep
+from rallypoint.store.core.snapshots import SnapshotStep
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.identity import Role, Source
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import Snapshot
 from rolls import rank
 from test_core import CANCEL_WAIT, barrier, get, set_, wait
-from test_looking import PING, Clock, finish, go_on, hello, look, seen_by, taken
+from test_snapshots import PING, Clock, finish, go_on, hello, look, seen_by, taken
 
 pytestmark = pytest.mark.windows
 
-TELL = (2**64 - 1, 4, b"")
+ASK_REPORT = (2**64 - 1, 4, b"")
 """What asks a relay to tell of itself."""
 
 
@@ -53,7 +53,7 @@ class Tree:
     def look(self, desk: Desk, *, without: Sequence[Desk] = ()) -> Snapshot:
         """A snapshot; what is `without` says nothing meanwhile."""
         found: list[bytes] = []
-        desk.front.looks.start(Question(), found.append)
+        desk.front.snapshots.start(Question(), found.append)
         for _ in range(1_000):
             self.go_on(without)
             if found:
@@ -64,7 +64,7 @@ class Tree:
         is_idle = True
         for desk in self.desks:
             if desk not in without:
-                while go_on(desk.front) not in (LookStep.DONE, LookStep.IDLE):
+                while go_on(desk.front) not in (SnapshotStep.DONE, SnapshotStep.IDLE):
                     is_idle = False
                 desk.settle()
         self.run(without)
@@ -235,7 +235,7 @@ def test_a_part_that_is_fresh_is_not_asked_for_again(tree: Tree) -> None:
 def test_a_relay_that_goes_away_is_not_waited_for(tree: Tree) -> None:
     relay = tree.relay()
     found: list[bytes] = []
-    tree.head.front.looks.start(Question(), found.append)
+    tree.head.front.snapshots.start(Question(), found.append)
     go_on(tree.head.front)
     assert not found
     began = tree.clock.now
@@ -267,7 +267,7 @@ def test_a_relay_that_is_away_is_told_as_it_was(tree: Tree) -> None:
 def test_a_relay_that_was_asked_and_comes_back_tells_then(tree: Tree) -> None:
     relay = tree.relay()
     wire = tree.wire_of(relay)
-    tree.head.front.looks.start(Question(), lambda _: None)
+    tree.head.front.snapshots.start(Question(), lambda _: None)
     go_on(tree.head.front)
     tree.head.settle()
     wire.lose()  # with the question
@@ -292,14 +292,14 @@ def test_a_relay_that_has_ended_is_not_told(tree: Tree) -> None:
 def test_a_relay_tells_when_it_is_asked_and_only_once_at_a_time() -> None:
     relay = ByHand()
     relay.desk.open()
-    assert relay.answer(TELL, TELL) == []
-    assert relay.answer(TELL) == []
+    assert relay.answer(ASK_REPORT, ASK_REPORT) == []
+    assert relay.answer(ASK_REPORT) == []
     finish(relay.core)
     (sent,) = relay.asked()
     assert sent[:1] == b"\x29"
     assert len(Snapshot.from_json(sent[9:]).clients) == 1
     relay.answer((0, 0, b""))
-    relay.answer(TELL)
+    relay.answer(ASK_REPORT)
     finish(relay.core)
     assert len(relay.asked()) == 1
 
@@ -308,7 +308,7 @@ def test_what_a_relay_tells_is_in_nobodys_way() -> None:
     """Nothing that clients ask waits for it, and its answer proves nothing about waits."""
     relay = ByHand()
     (client,) = relay.desk.open()
-    relay.answer(TELL)
+    relay.answer(ASK_REPORT)
     finish(relay.core)
     client.send(get(b"k"))
     first, second = relay.asked()
@@ -325,7 +325,7 @@ def test_that_a_relay_was_heard_does_not_prove_that_anything_else_was() -> None:
     first, second = relay.desk.open(2)
     first.send(wait(b"k"))
     assert relay.asked() == [wait(b"k")]
-    relay.answer(TELL)
+    relay.answer(ASK_REPORT)
     second.send(wait(b"k"))
     finish(relay.core)
     assert len(relay.asked()) == 1
@@ -338,12 +338,12 @@ def test_that_a_relay_was_heard_does_not_prove_that_anything_else_was() -> None:
 def test_a_relay_whose_store_refuses_what_it_tells_goes_on(tree: Tree) -> None:
     relay = ByHand(most_bytes=300)
     (client,) = relay.desk.open()
-    relay.answer(TELL)
+    relay.answer(ASK_REPORT)
     finish(relay.core)
     assert relay.asked() == [], "no batch has room for it"
     client.send(get(b"k"))
     assert relay.asked() == [get(b"k")]
-    relay.answer((0, 0, blob(b"v")), TELL)
+    relay.answer((0, 0, blob(b"v")), ASK_REPORT)
     assert client.take() == blob(b"v")
     finish(relay.core)
     assert relay.asked() == []
@@ -351,7 +351,7 @@ def test_a_relay_whose_store_refuses_what_it_tells_goes_on(tree: Tree) -> None:
 
 def test_a_relay_whose_session_is_lost_while_it_tells_tells_the_next_one() -> None:
     relay = ByHand()
-    relay.answer(TELL)
+    relay.answer(ASK_REPORT)
     relay.core.lose_upstream()
     relay.core.connect()
     with pytest.raises(SessionLostError):
@@ -361,7 +361,7 @@ def test_a_relay_whose_session_is_lost_while_it_tells_tells_the_next_one() -> No
     relay.number = 0
     relay.core.connect()
     relay.core.receive_upstream(welcome())
-    relay.answer(TELL)
+    relay.answer(ASK_REPORT)
     finish(relay.core)
     assert [each[:1] for each in relay.asked()] == [b"\x29"], "once, and to the one that is there"
 

@@ -1,5 +1,5 @@
-"""Asking a server or relay who is there: for a snapshot, which changes nothing; for the roll of the job; and
-the words for its missing ranks, for the error of a wait.
+"""Snapshots of a server or relay, fetched without changing it; the roll of the job in them; and the text on
+missing ranks for the error of a wait.
 """
 
 from __future__ import annotations
@@ -45,41 +45,43 @@ _REMARKS: Final = 2
 """How many of a roll's remarks an error has."""
 
 
-def look(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
-    """A snapshot of the server or relay at an address. The caller is not counted as a rank there.
+def fetch_snapshot(host: str, port: int, question: Question, deadline: Deadline, store: str = "") -> Snapshot:
+    """Fetch a snapshot of the server or relay at an address. The caller does not count as a rank there.
 
-    `store` says which of several stores is meant that are there.
+    `store` is the name of the store, if the server has several.
 
     Raises ConnectError, StoreTimeoutError, or NotOursError if it is a store of torch's own.
     """
     who = who_am_i(Role.TOOL)
-    with closing(connect(host, port, deadline, who, to_look=True, store=store)) as connection:
-        return look_through(connection, format_address(host, port), question, deadline)
+    with closing(connect(host, port, deadline, who, snapshot_only=True, store=store)) as connection:
+        return fetch_snapshot_over(connection, format_address(host, port), question, deadline)
 
 
-def look_at_job(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
-    """As `look`; but where one job has its store beside others, at that one."""
-    found = look(host, port, question, deadline)
-    return look_at_round(found, host, port, question, deadline)
+def fetch_job_snapshot(host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
+    """As `fetch_snapshot`, but of the store of the only job, if the server has that beside others."""
+    found = fetch_snapshot(host, port, question, deadline)
+    return fetch_round_snapshot(found, host, port, question, deadline)
 
 
-def look_at_round(found: Snapshot, host: str, port: int, question: Question, deadline: Deadline) -> Snapshot:
-    """What was found; or instead, the store of the round of the only job whose machines meet there."""
+def fetch_round_snapshot(
+    found: Snapshot, host: str, port: int, question: Question, deadline: Deadline
+) -> Snapshot:
+    """A snapshot of the round's store, if one job has its rendezvous at this address; otherwise `found`."""
     names = found.replication.stores if found.replication is not None else found.stores
     rosters = found.rosters
     meetings = [each for each in names or () if each.endswith(MEETING)]
     if not rosters and len(meetings) == 1:
-        rosters = look(host, port, Question(), deadline, meetings[0]).rosters
+        rosters = fetch_snapshot(host, port, Question(), deadline, meetings[0]).rosters
     name = only_store(rosters)
     if not rosters and names and len(names) == 1 and not found.key_count:
         [name] = names
     if not name or (names is not None and name not in names):
         return replace(found, rosters=rosters)
-    return replace(look(host, port, question, deadline, name), rosters=rosters)
+    return replace(fetch_snapshot(host, port, question, deadline, name), rosters=rosters)
 
 
 def check_name(found: Snapshot, store: str, server: str) -> None:
-    """RallypointError if a server has told that it has no store of this name: a look would make one."""
+    """RallypointError if a server that lists its stores has none of this name: a request would create it."""
     names = found.stores
     if names is not None and store not in names:
         told = ", ".join(map(shown, sorted(names)[:_NAMES_TOLD]))
@@ -90,8 +92,10 @@ def check_name(found: Snapshot, store: str, server: str) -> None:
         )
 
 
-def look_through(connection: Connection, server: str, question: Question, deadline: Deadline) -> Snapshot:
-    """A snapshot, over a connection that nobody else uses meanwhile."""
+def fetch_snapshot_over(
+    connection: Connection, server: str, question: Question, deadline: Deadline
+) -> Snapshot:
+    """A snapshot, over a connection that no other thread uses meanwhile."""
     connection.send(ASK, deadline)
     if connection.read(1, deadline) != READY:
         connection.finish()
@@ -100,7 +104,7 @@ def look_through(connection: Connection, server: str, question: Question, deadli
             hint="start the job with `rallypoint run`; or serve its store with `rallypoint serve`, and set "
             "TORCHELASTIC_USE_AGENT_STORE=True for its ranks, so that none starts a store of torch's",
         )
-    connection.send(request(Op.LOOK, question.to_json()), deadline)
+    connection.send(request(Op.SNAPSHOT, question.to_json()), deadline)
     content = connection.read_blob(deadline)
     connection.finish()
     return whole(Snapshot.from_json(content))
@@ -125,7 +129,7 @@ def find_roll(pool: ConnectionPool, server: tuple[str, int], deadline: Deadline)
 
     Of a relay that does not reach its server, what it can tell.
     """
-    snapshot = look(*server, Question(), deadline)
+    snapshot = fetch_snapshot(*server, Question(), deadline)
     if snapshot.kind != "relay" or trouble_of(snapshot)[0]:
         return judge(snapshot)
     with pool.lend(deadline) as connection:
@@ -139,7 +143,7 @@ def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: De
     If none of these places answers, what the relay can tell.
     """
     try:
-        part = look(*relay, Question(), Deadline(deadline.remaining / 4))
+        part = fetch_snapshot(*relay, Question(), Deadline(deadline.remaining / 4))
     except RallypointError:
         return roll_at(head, deadline)
     places: tuple[tuple[str, int], ...] = (head,)
@@ -154,7 +158,7 @@ def find_roll_behind(relay: tuple[str, int], head: tuple[str, int], deadline: De
 
 def roll_at(server: tuple[str, int], deadline: Deadline, store: str = "") -> Roll:
     """The roll of the job whose store this is."""
-    return judge(look(*server, Question(), deadline, store))
+    return judge(fetch_snapshot(*server, Question(), deadline, store))
 
 
 def read_head(connection: Connection, deadline: Deadline) -> tuple[str, int, str] | None:

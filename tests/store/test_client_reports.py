@@ -1,4 +1,4 @@
-"""TELL: what a client says of itself is told to whoever looks, until it says something else or leaves."""
+"""REPORT: snapshots show what a client last reported of itself, until it leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ends import Desk, relay_on, u64
 from processes import relaying, serving
-from rallypoint.client.look import look
+from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, UsageError
 from rallypoint.store.connect.deadline import Deadline
@@ -24,8 +24,8 @@ from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.opcodes import Op
 from raw import SECONDS, RawClient, until
 from rolls import client, part, relay, snapshot
-from test_looking import PING, seen_by
-from test_looking_relays import Tree
+from test_snapshots import PING, seen_by
+from test_snapshots_relays import Tree
 
 pytestmark = pytest.mark.windows
 
@@ -72,11 +72,11 @@ def test_what_is_too_long_or_not_ascii_ends_the_connection_and_nothing_is_held(
     assert desk.front.held == MOST
     client.send(b"\x32" + u64(MOST + 1))
     assert client.error is not None
-    assert client.error.message == "TELL with a text of 65,537 bytes; 65536 are allowed"
+    assert client.error.message == "REPORT with a text of 65,537 bytes; 65536 are allowed"
     (client,) = desk.open()
     client.send(tell(b"before") + tell(b"gr\xc3\xbc\xc3\x9fe"))
     assert client.error is not None
-    assert client.error.message == "TELL with a text that is not ASCII"
+    assert client.error.message == "REPORT with a text that is not ASCII"
     assert desk.front.held == 0
 
 
@@ -123,8 +123,8 @@ def test_what_all_tell_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_may_only_look_tells_nothing() -> None:
     client = Core().open("looker")
-    client.restrict_to_look()
-    with pytest.raises(AccessError, match="TELL with a token that may only look"):
+    client.restrict_to_snapshots()
+    with pytest.raises(AccessError, match="REPORT with a token that may only look"):
         client.receive(VALIDATE + tell(b"text"))
 
 
@@ -143,23 +143,23 @@ def test_launchers_tell_servers_and_relays(backend: str, tmp_path: Path) -> None
         ]
 
         def told() -> dict[str, Role]:
-            found = look(server.host, server.port, Question(), Deadline(SECONDS))
+            found = fetch_snapshot(server.host, server.port, Question(), Deadline(SECONDS))
             assert all(0.0 <= each.told_seconds < SECONDS for each in reporting_clients(found))
             return {each.told: each.who.role for each in reporting_clients(found)}
 
         for number, agent in enumerate(agents):
             agent.set("k", "v")
-            agent.tell(f"before {number}")
+            agent.report(f"before {number}")
             agent.wait(["k"])
-            agent.tell(f"after {number}")  # by the same connection, or both would be there
+            agent.report(f"after {number}")  # by the same connection, or both would be there
         assert told() == {"after 0": Role.AGENT, "after 1": Role.AGENT}
         for text in ("größe", "x" * (MOST + 1)):
             with pytest.raises(UsageError, match="cannot be told"):
-                agents[1].tell(text)
+                agents[1].report(text)
         for place in (server, behind):
             with RawClient(place.port) as stranger:
-                stranger.send(request(Op.TELL, b"\xff"))
+                stranger.send(request(Op.REPORT, b"\xff"))
                 assert stranger.read_rest() == b""
-        assert server.read_log().count("TELL with a text that is not ASCII") == 2
+        assert server.read_log().count("REPORT with a text that is not ASCII") == 2
         agents[1].close()
         until(lambda: list(told()) == ["after 0"], "what a client has told that has left")

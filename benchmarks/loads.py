@@ -20,7 +20,7 @@ from rallypoint.bench.contest import RUN_LIMIT_S, Measurement, Session
 from rallypoint.bench.loads import Barriers, ComingUp, Operations
 from rallypoint.bench.results import BenchError, Sample
 from rallypoint.bench.targets import Target, start_with_torch
-from rallypoint.bench.workers import Load, Worker, outcomes, together
+from rallypoint.bench.workers import Load, LoadProcess, outcomes, together
 
 BUSY_CLIENTS: Final = 500
 BUSY_PIPELINED: Final = 4
@@ -125,7 +125,7 @@ class Storm(Session):
     processes = STORM_PROCESSES
 
     def open(self) -> None:
-        self.crowds = [Worker(self.resources, CROWD) for _ in range(self.processes)]
+        self.crowds = [LoadProcess(self.resources, CROWD) for _ in range(self.processes)]
         self.measure(NEW_CLIENTS)
 
     def round(self) -> Sample:
@@ -174,7 +174,7 @@ class Accepts(Operations):
 
     def open(self) -> None:
         super().open()
-        self.crowd = Worker(self.resources, CROWD)
+        self.crowd = LoadProcess(self.resources, CROWD)
         self.measure(NEW_CLIENTS // 10)
 
     def round(self) -> Sample:

@@ -26,7 +26,7 @@ from rallypoint.bench.targets import (
     cpu_seconds,
     most_connections,
 )
-from rallypoint.bench.workers import Worker, end_with_parent, outcomes
+from rallypoint.bench.workers import LoadProcess, end_with_parent, outcomes
 from rallypoint.store.relay.store_with_workers import auto_workers
 
 REDIS_PROGRAM: Final = "redis-server"
@@ -158,7 +158,7 @@ class BehindRelays(OurLibuv):
         super().__init__(name, ranks)
         self.per_relay = ranks_per_relay(ranks)
         self.relays = -(-ranks // self.per_relay) or 1
-        self._hosts: list[Worker] = []
+        self._hosts: list[LoadProcess] = []
         self._places: list[Place] = []
 
     @classmethod
@@ -170,7 +170,7 @@ class BehindRelays(OurLibuv):
         super().start()
         files = self.relays * (FILES_PER_RELAY + self.per_relay)
         count = -(-files // most_connections())
-        self._hosts = [Worker(self.resources, "benchmarks.relays:RelayProcess") for _ in range(count)]
+        self._hosts = [LoadProcess(self.resources, "benchmarks.relays:RelayProcess") for _ in range(count)]
         # An address for each process: 127.0.0.0/8 is all this machine's.
         addresses = [f"127.0.{number // 250}.{1 + number % 250}" for number in range(count)]
         order = {"upstream": (HOST, self.port), "limit_s": START_LIMIT_S}

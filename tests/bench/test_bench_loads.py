@@ -19,7 +19,7 @@ from rallypoint.bench import clients as bench_clients
 from rallypoint.bench.clients import ASKED, Clients, Dialect, Exchange, begin, leave
 from rallypoint.bench.loads import check_counts
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import Load, Worker, outcomes, together
+from rallypoint.bench.workers import Load, LoadProcess, outcomes, together
 from raw import SECONDS, until
 
 DIALECTS = {"torch": TORCH, "redis": REDIS}
@@ -334,12 +334,12 @@ def test_a_crowd_without_answers_or_a_server_is_a_fault(crowd: Crowd) -> None:
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[LoadProcess]:
     with ExitStack() as resources:
-        yield Worker(resources, "benchmarks.clients:WideClients")
+        yield LoadProcess(resources, "benchmarks.clients:WideClients")
 
 
-def test_a_worker_says_what_went_wrong_in_it(worker: Worker, port: int) -> None:
+def test_a_worker_says_what_went_wrong_in_it(worker: LoadProcess, port: int) -> None:
     load = worker.ask(SECONDS, "come_up", dialect=TORCH, places=[("127.0.0.1", port, 2)])
     assert (load.operations, len(load.taken), len(load.counted)) == (2, 2, 2)
     with pytest.raises(KeyError, match="nothing"):

@@ -14,7 +14,7 @@ from processes import BACKENDS
 from rallypoint import TCPStore
 from rallypoint.bench.results import BenchError
 from rallypoint.bench.targets import start_with_torch
-from rallypoint.bench.workers import Worker
+from rallypoint.bench.workers import LoadProcess
 from rallypoint.launch.switches import PATCH_VARIABLE
 from rallypoint.store.server.loops.backend import VARIABLE as LIBUV_VARIABLE
 from raw import SECONDS, until
@@ -63,13 +63,13 @@ def test_a_server_of_torchs_that_has_died_is_an_error() -> None:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Worker]:
+def host() -> Iterator[LoadProcess]:
     """One for all tests; the last ends it."""
     with ExitStack() as resources:
         yield start_with_torch(resources, "benchmarks.torch_processes:TutorialHost")
 
 
-def family(worker: Worker) -> list[psutil.Process]:
+def family(worker: LoadProcess) -> list[psutil.Process]:
     """All processes below it that live."""
     return psutil.Process(worker.pid).children(recursive=True)
 
@@ -81,7 +81,7 @@ def family(worker: Worker) -> list[psutil.Process]:
         pytest.param("rallypoint-legacy", marks=pytest.mark.slow),
     ],
 )
-def test_the_tutorial_is_timed_with_every_target(host: Worker, target: str) -> None:
+def test_the_tutorial_is_timed_with_every_target(host: LoadProcess, target: str) -> None:
     answer = host.ask(SECONDS, "tutorial", target=target, ranks=4, barriers=3, limit_s=SECONDS)
     assert set(answer) == {"init", "barrier"}, answer
     assert len(answer["barrier"]) == 3
@@ -91,13 +91,13 @@ def test_the_tutorial_is_timed_with_every_target(host: Worker, target: str) -> N
 
 
 @pytest.mark.parametrize("target", ["torch-libuv", "rallypoint-libuv"])
-def test_a_limit_that_passes_names_ranks_and_leaves_none(host: Worker, target: str) -> None:
+def test_a_limit_that_passes_names_ranks_and_leaves_none(host: LoadProcess, target: str) -> None:
     with pytest.raises(BenchError, match=r"rank \d"):
         host.ask(SECONDS, "tutorial", target=target, ranks=4, barriers=1, limit_s=0.001)
     until(lambda: not family(host), "nothing is left of an order")
 
 
-def test_no_process_outlives_a_program_that_is_killed(host: Worker) -> None:
+def test_no_process_outlives_a_program_that_is_killed(host: LoadProcess) -> None:
     """Also in the middle of an order."""
     order = {"target": "rallypoint-libuv", "ranks": 3, "barriers": 300, "limit_s": SECONDS}
     host.order("tutorial", **order)

@@ -22,6 +22,7 @@ from rallypoint.store.rollcall.question import KEYS_NAMED, key_name
 from rallypoint.store.rollcall.snapshot import (
     Barrier,
     Client,
+    ClientWait,
     Gone,
     Key,
     Mishap,
@@ -30,7 +31,6 @@ from rallypoint.store.rollcall.snapshot import (
     Second,
     Snapshot,
     Value,
-    Wait,
 )
 from rallypoint.store.wire.encoding import VALIDATE, request
 from rallypoint.store.wire.opcodes import Op
@@ -78,7 +78,7 @@ def test_a_client_is_told_as_its_dataclass_says(
     client.received, client.sent = counted
     clock.now = now
     expected = tuple(
-        Wait(tuple(map(key_name, missing[:KEYS_NAMED])), len(missing), now - since)
+        ClientWait(tuple(map(key_name, missing[:KEYS_NAMED])), len(missing), now - since)
         for since, missing in waits
     )
     found = seen_by(core)
@@ -113,7 +113,7 @@ def test_a_relay_is_told_as_its_dataclass_says(
     session.peer, session.is_present = peer, present
     row = relay_row(session, _told(session), core.waits_behind(session), now)
     age = now - 0.25 if report is not None else -1.0
-    waits = (Wait((key_name(missing),), 1, now - 0.25),)
+    waits = (ClientWait((key_name(missing),), 1, now - 0.25),)
     assert _with("relays", f"[{row}]").relays == (Relay(1, peer, now - 0.25, present, None, age, waits),)
 
 
@@ -162,7 +162,10 @@ def _replaced(content: Any, way: tuple[Any, ...], value: Any) -> Any:
 
 _PART = part("node-b", clients=ranks([2], "node-b"), barriers=(Barrier("b", 4, 1, ((3, 1.0),)),))
 KNOWN = snapshot(
-    clients=(rolls.client(1, rank(0), Wait(("k", "l"), 9, 1.5)), rolls.client(2, told="t", told_seconds=3.0)),
+    clients=(
+        rolls.client(1, rank(0), ClientWait(("k", "l"), 9, 1.5)),
+        rolls.client(2, told="t", told_seconds=3.0),
+    ),
     relays=(rolls.relay(5, part("node-c", relays=(rolls.relay(6, _PART, waits=(rolls.wait("k"),)),))),),
     barriers=(Barrier("b", 4, 3, ((1, 2.0), (5, 1.0))),),
     gone=(Gone(8, rank(3), 2.0, "why"),),

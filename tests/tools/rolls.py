@@ -8,7 +8,7 @@ from typing import Any
 
 from rallypoint.store.rollcall.identity import NOBODY, Identity, Role, Source
 from rallypoint.store.rollcall.plan import Plan, PlannedMachine
-from rallypoint.store.rollcall.snapshot import Client, Relay, Snapshot, Wait
+from rallypoint.store.rollcall.snapshot import Client, ClientWait, Relay, Snapshot
 
 GLOO = "default_pg/0//cpu//0/{}"
 
@@ -30,7 +30,7 @@ def relay(number: int, told: Snapshot | None, **known: Any) -> Relay:
     return replace(present, **known)
 
 
-def client(number: int, who: Identity = NOBODY, *waits: Wait, **known: Any) -> Client:
+def client(number: int, who: Identity = NOBODY, *waits: ClientWait, **known: Any) -> Client:
     return replace(Client(number, f"10.0.0.{number}:4000", 50.0, who, waits=waits), **known)
 
 
@@ -45,8 +45,8 @@ def ranks(numbers: Iterable[int], host: str = "", **known: Any) -> tuple[Client,
     return tuple(client(number + 1, rank(number, host, **known)) for number in numbers)
 
 
-def wait(*keys: str, seconds: float = 41.0) -> Wait:
-    return Wait(keys, len(keys), seconds)
+def wait(*keys: str, seconds: float = 41.0) -> ClientWait:
+    return ClientWait(keys, len(keys), seconds)
 
 
 def plan(*machines: tuple[str, int], number: int = 0) -> str:
@@ -72,7 +72,7 @@ def big_job(size: int, absent: Sequence[int], per_machine: int = 8) -> Snapshot:
         client(
             number + 1,
             rank(number, f"node-{number // per_machine}", world_size=size),
-            Wait(tuple(keys), len(absent), 41.0),
+            ClientWait(tuple(keys), len(absent), 41.0),
         )
         for number in range(size)
         if number not in missing

@@ -18,6 +18,7 @@ from rallypoint.store.rollcall.question import Question
 from rallypoint.store.rollcall.snapshot import (
     Barrier,
     Client,
+    ClientWait,
     Gone,
     Key,
     Mishap,
@@ -25,7 +26,6 @@ from rallypoint.store.rollcall.snapshot import (
     Second,
     Snapshot,
     Value,
-    Wait,
 )
 from rallypoint.store.server.guard.other_users import INSECURE_VARIABLE
 from rallypoint.store.server.process.binding import listen
@@ -114,7 +114,7 @@ def _identities(plan: Plan) -> list[Identity]:
 
 
 def _client(who: Identity, wait: tuple[str, float] | None) -> Client:
-    waits = (Wait((wait[0],), 1, wait[1]),) if wait else ()
+    waits = (ClientWait((wait[0],), 1, wait[1]),) if wait else ()
     return Client(who.rank + 1, f"10.0.0.1:{who.rank}", 60.0, who, 12 + who.rank, 1_000, 2_000, waits)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rallypoint.bench.results import BenchError, Entry, Record, Sample, Unit
 from rallypoint.bench.targets import Target
-from rallypoint.bench.workers import Load, Worker, outcomes
+from rallypoint.bench.workers import Load, LoadProcess, outcomes
 
 RUN_LIMIT_S: Final = 180.0
 
@@ -99,7 +99,7 @@ class Session(ABC):
         self.target = target
         self.measurement = measurement
         self.resources = ExitStack()
-        self.workers: list[Worker] = []
+        self.workers: list[LoadProcess] = []
 
     def start(self) -> None:
         self.target.start()

@@ -12,7 +12,7 @@ from rallypoint.bench.clients import HOST, Place
 from rallypoint.bench.contest import RUN_LIMIT_S, Measurement, Session
 from rallypoint.bench.results import BenchError, Sample
 from rallypoint.bench.targets import Target, most_connections
-from rallypoint.bench.workers import Load, Worker, outcomes, together
+from rallypoint.bench.workers import Load, LoadProcess, outcomes, together
 
 CORES_PER_PROCESS: Final = 4
 """How many cores a process of the load takes at least, so that enough are left for the server."""
@@ -51,7 +51,7 @@ class WithRanks(Session):
 
     def start_clients(self, count: int) -> None:
         """Start processes for so many; nobody is connected yet."""
-        self.workers = [Worker(self.resources, self.clients_class) for _ in range(processes_for(count))]
+        self.workers = [LoadProcess(self.resources, self.clients_class) for _ in range(processes_for(count))]
 
     def come_up(self, places: Sequence[Place]) -> Load:
         """Connect all clients."""

@@ -14,7 +14,7 @@ import psutil
 
 from rallypoint.bench.clients import HOST, TORCH, Dialect, Place
 from rallypoint.bench.results import BenchError
-from rallypoint.bench.workers import Worker
+from rallypoint.bench.workers import LoadProcess
 from rallypoint.store.relay.hosting import host_store
 from rallypoint.store.server.loops.backend import Choice
 
@@ -127,8 +127,8 @@ TARGETS: Final[Mapping[str, type[Target]]] = {
 }
 
 
-def start_with_torch(resources: ExitStack, kind: str) -> Worker:
-    return Worker(resources, kind, preload="rallypoint.pytorch.peers")
+def start_with_torch(resources: ExitStack, kind: str) -> LoadProcess:
+    return LoadProcess(resources, kind, preload="rallypoint.pytorch.peers")
 
 
 def raise_open_file_limit() -> None:

@@ -26,7 +26,7 @@ _worker: Any = None
 """In the process of a worker: the object."""
 
 
-class Worker:
+class LoadProcess:
     """A worker, as seen by the process that started it. `kind` is its class, as `module:name`."""
 
     def __init__(self, resources: ExitStack, kind: str, preload: str = "") -> None:

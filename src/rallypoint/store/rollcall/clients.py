@@ -27,8 +27,8 @@ from rallypoint.store.rollcall.snapshot import (
     Operation,
     Relay,
     Second,
+    ServerWorker,
     Snapshot,
-    Worker,
 )
 
 SILENT_SECONDS: Final = 10.0
@@ -303,9 +303,9 @@ def _number(worker: Relay, number: int) -> int:
     return worker.id * _NUMBERS + number
 
 
-def _worker(each: Relay) -> Worker:
+def _worker(each: Relay) -> ServerWorker:
     clients = len(each.part.clients) if each.part is not None else -1
-    return Worker(each.id, each.peer, each.seconds, clients)
+    return ServerWorker(each.id, each.peer, each.seconds, clients)
 
 
 def _clients(workers: Iterable[Relay], relays: set[str]) -> Iterable[Client]:

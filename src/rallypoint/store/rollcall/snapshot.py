@@ -15,7 +15,7 @@ from rallypoint.store.rollcall.identity import NOBODY, Identity
 
 
 @dataclass(frozen=True)
-class Wait:
+class ClientWait:
     """One wait of a client, for missing keys."""
 
     keys: tuple[str, ...]
@@ -38,7 +38,7 @@ class Client:
     operations: int = 0
     received: int = 0
     sent: int = 0
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[ClientWait, ...] = ()
     told: str = ""
     """Its last report by the operation REPORT, which is for launchers; empty if none."""
     told_seconds: float = -1.0
@@ -153,12 +153,12 @@ class Relay:
     """Its last report; None: it has not reported yet."""
     part_seconds: float = -1.0
     """Since that report."""
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[ClientWait, ...] = ()
     """What it waits for, on behalf of its clients."""
 
 
 @dataclass(frozen=True)
-class Worker:
+class ServerWorker:
     """A process of a server, which serves some of its clients."""
 
     id: int
@@ -280,7 +280,7 @@ class Snapshot:
     clients: tuple[Client, ...] = ()
     relays: tuple[Relay, ...] = ()
     """Relays; before `rollcall.clients.whole`, the server's own workers as well."""
-    own_workers: tuple[Worker, ...] = ()
+    own_workers: tuple[ServerWorker, ...] = ()
     """The processes that serve the clients of a server, if it has such."""
     ended_workers: Counters | None = None
     """What ended workers had counted in their last reports."""

@@ -27,7 +27,7 @@ _worker: Any = None
 
 
 class LoadProcess:
-    """A worker, as seen by the process that started it. `kind` is its class, as `module:name`."""
+    """A process that generates load. `kind` is the class that runs in it, as `module:name`."""
 
     def __init__(self, resources: ExitStack, kind: str, preload: str = "") -> None:
         """Start it; the resources end it."""
@@ -43,11 +43,11 @@ class LoadProcess:
         resources.callback(self.end)
 
     def order(self, do: str, /, **arguments: object) -> Future[Any]:
-        """Let it call its method `do`; the outcome is still to come."""
+        """Call its method `do`; returns the future of the outcome."""
         return self._pool.submit(_call, do, arguments)
 
     def ask(self, limit_s: float, do: str, /, **arguments: object) -> Any:
-        """Let it call its method `do`, and await the outcome."""
+        """Call its method `do`, and wait for the outcome."""
         return outcomes([self.order(do, **arguments)], limit_s)[0]
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -461,10 +462,17 @@ def test_ranks_find_out_a_store_that_was_not_made_anew(monkeypatch: pytest.Monke
 
 
 def test_what_a_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    me = os.getpid()
-    assert cpu_seconds(me) == pytest.approx(sum(psutil.Process().cpu_times()[:2]), rel=0.2, abs=0.5)
-    monkeypatch.setattr(os, "scandir", lambda _: (_ for _ in ()).throw(FileNotFoundError()))
-    assert cpu_seconds(me) == pytest.approx(sum(psutil.Process().cpu_times()[:2]), rel=0.2, abs=0.5)
+    program = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = sum(psutil.Process(process.pid).cpu_times()[:2])
+        assert cpu_seconds(process.pid) == pytest.approx(used, abs=0.05)
+        monkeypatch.setattr(os, "scandir", lambda _: (_ for _ in ()).throw(FileNotFoundError()))
+        assert cpu_seconds(process.pid) == pytest.approx(used, abs=0.05)
+        process.kill()
 
 
 def test_fewer_rounds_are_at_least_one() -> None:

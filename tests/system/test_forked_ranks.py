@@ -243,6 +243,55 @@ def test_nothing_hangs_and_nothing_is_left_whatever_is_killed(
     assert not left, (left, text)
 
 
+_LATE = """
+import os, pathlib, time
+import torch, torch.distributed as dist
+pathlib.Path("up-" + os.environ["RANK"]).touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print("done", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("start", "restarts"), [("fork", 1), ("spawn", 0)])
+def test_ranks_that_connect_after_their_store_has_died(tmp_path: Path, start: str, restarts: int) -> None:
+    """torch's client would try for half an hour."""
+    (tmp_path / "train.py").write_text(_LATE)
+    command = _run(start, f"--max-restarts={restarts}", "--nproc-per-node=2", "train.py")
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
+    deadline = time.monotonic() + _SECONDS
+    try:
+        while not all((tmp_path / f"up-{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        store = next(
+            each
+            for each in psutil.Process(process.pid).children(recursive=True)
+            if _VICTIMS["store"] in " ".join(each.cmdline()) and each.net_connections()
+        )
+        store.kill()
+        while "has ended by signal SIGKILL" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        (tmp_path / "go").touch()
+        code = process.wait(_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    text = log.read_text()
+    assert (code, text.count("done")) == ((0, 2) if restarts else (1, 0)), text
+    if restarts:
+        assert "a rank cannot connect to the job's store, which has ended" in text
+        assert "attempt 2 of at most" in text
+    else:
+        assert f"the job's store (process {store.pid}" in text.rpartition("rallypoint: ")[2]
+
+
 def _marked(mark: str) -> list[str]:
     """Processes of a job that still run."""
     found = []

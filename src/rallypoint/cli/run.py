@@ -324,7 +324,7 @@ def _print_failure(found: Reports, lost: Sequence[LostServer]) -> FailureSummary
     """Print which rank, server or agent failed first, and which ranks only followed."""
     lines: list[str] = []
     roll = found.roll()
-    if roll.expected and not roll.complete:
+    if 0 < roll.joined < roll.expected:
         lines.append(roll.text)
     failures = found.failures()
     lost = (*found.read(reports.LOST), *lost)

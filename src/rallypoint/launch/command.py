@@ -9,11 +9,13 @@ ranks are ended from here. A signal goes to the process that it is meant for, un
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -47,6 +49,8 @@ GRACE_SECONDS = 30.0
 
 _FOR_RANKS: Final = ("SIGUSR1", "SIGUSR2")
 _HEARING_SECONDS = 0.2  # a scheduler signals the processes of a job one after the other
+_SAME_SIGNAL_SECONDS = 1.0  # and before a time limit, Slurm signals them twice
+_NOTE = struct.Struct("=id")  # a signal that the probe was sent, and when
 _PARENT_SECONDS = 0.5  # between looks whether the parent is there
 _ORPHAN_SECONDS: Final = 2.0  # for ranks that want to end in order
 
@@ -278,7 +282,7 @@ class SignalProbe:
     """
 
     def __init__(self, *, wanted: bool = True) -> None:
-        self._noted: set[int] = set()
+        self._noted: dict[int, float] = {}
         self.pid, self._pipe = _fork_probe() if wanted and sys.platform == "linux" else (0, -1)
 
     def __enter__(self) -> SignalProbe:
@@ -291,14 +295,15 @@ class SignalProbe:
             os.close(self._pipe)
 
     def has_heard(self, number: int) -> bool:
-        """Whether it was sent a signal, now or in a moment. A signal that was seen does not count again."""
+        """Whether it is sent a signal within a moment, or was sent it less than a second ago."""
         deadline = Deadline(_HEARING_SECONDS)
-        while self.pid and number not in self._noted and not deadline.passed:
+        while self.pid and not self._has_noted(number) and not deadline.passed:
             if select.select([self._pipe], [], [], deadline.remaining)[0]:
-                self._noted.update(os.read(self._pipe, 64))
-        has_heard = number in self._noted
-        self._noted.discard(number)
-        return has_heard
+                self._noted.update(_NOTE.iter_unpack(os.read(self._pipe, 64 * _NOTE.size)))
+        return self._has_noted(number)
+
+    def _has_noted(self, number: int) -> bool:
+        return time.monotonic() - self._noted.get(number, -math.inf) < _SAME_SIGNAL_SECONDS
 
 
 def _fork_probe() -> tuple[int, int]:
@@ -326,7 +331,7 @@ def _note_signals(pipe: int, parent: int) -> None:
     while os.getppid() == parent:
         found = signal.sigtimedwait(signal.valid_signals(), _PARENT_SECONDS)
         if found is not None:
-            os.write(0, bytes([found.si_signo]))
+            os.write(0, _NOTE.pack(found.si_signo, time.monotonic()))
 
 
 # An agent that was killed -----------------------------------------------------------------------------------

@@ -201,6 +201,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         a spare is in the next round sooner.
         """
         self._failures.log_lost()
+        if self._place.has_stranded_rank():
+            return self._start_again_without_store()
         self._joining.announce()
         if self.restarts_left != 0:
             prepare_next_attempt()
@@ -210,6 +212,17 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
             self._is_well = self._ask(self._meeting.wants_restart, False)
             return int(self._is_well)
         return 0
+
+    def _start_again_without_store(self) -> int:
+        """The workers start again, with a new store: one of them could not start without it."""
+        self._place.close_orphaned()
+        if self.restarts_left == 0:
+            raise RendezvousConnectionError(
+                "a rank cannot connect to the job's store, which has ended, and the job may not start again"
+                "\nhint: --max-restarts=1 lets it start again with a new store"
+            )
+        logger.warning("rallypoint: a rank cannot connect to the job's store, which has ended")
+        return 1
 
     def shutdown(self) -> bool:
         """Leave. The machine with the stores stays until the others have left."""
@@ -238,7 +251,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
     def _end_attempt(self) -> None:
         """Neither count nor watch the ranks any more."""
         self._failures.log_lost()
-        self._joining.stop()
+        self._place.close_orphaned()
+        self._joining.stop(without_store=self._failures.has_lost_server)
         self._watch.stop()
 
     def _give_up(self) -> None:
@@ -285,6 +299,8 @@ class RallypointHandler(RendezvousHandler):  # type: ignore[misc]  # torch is no
         if met.rank == 0:  # one machine is enough to warn, and for the roll call
             if is_first and met.size > 1 and (warning := openness(view.address)):
                 logger.warning("rallypoint: %s", warning)
+            if met.size > 1:
+                reports.ROLL.leave(reports.JoinProgress(0, 0))  # the ranks of this machine are not all
             way = place if view.name else store_place
             prepare = planned(view, met.number, self._meeting.members_of(met))
             self._joining.call_roll(RollCall(way, view, prepare, self._has_launcher))

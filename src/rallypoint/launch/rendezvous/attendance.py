@@ -148,13 +148,17 @@ class RollCall:
         self._began = time.monotonic()
         self._remark_after = _FIRST_REMARK
         self._stopped = threading.Event()
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._run, name="rallypoint roll call", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, *, without_store: bool = False) -> None:
         """Ask the store once more for the missing ranks, as the round is over, and then no more."""
         self._stopped.set()
-        self._thread.join()
+        if without_store:  # there is no answer to wait for
+            self._is_abandoned = True
+        else:
+            self._thread.join()
 
     def _run(self) -> None:
         with (
@@ -193,7 +197,8 @@ class RollCall:
         return report is not None and report.complete
 
     def _report_progress(self, roll: reports.JoinProgress) -> None:
-        reports.ROLL.leave(replace(roll, store=self._view.address))
+        if not self._is_abandoned:
+            reports.ROLL.leave(replace(roll, store=self._view.address))
 
     def _remark(self, roll: reports.JoinProgress) -> None:
         """Under a torchrun of the user's own there is no launcher to say it."""
@@ -237,10 +242,10 @@ class Joining:
             seconds = time.monotonic() - began
             logger.warning("rallypoint: attempt %d: %s after %.1f s", number + 1, roll.text, seconds)
 
-    def stop(self) -> None:
+    def stop(self, *, without_store: bool = False) -> None:
         """The round is over."""
         if self._roll_call is not None:
-            self._roll_call.stop()
+            self._roll_call.stop(without_store=without_store)
             self._roll_call = None
         self.announce()
 
@@ -261,6 +266,11 @@ class RoundFailures:
     def forget(self) -> None:
         """The last round is over, and its failures have been told."""
         self._lost.clear()
+
+    @property
+    def has_lost_server(self) -> bool:
+        """Whether a server of this machine has died."""
+        return bool(self._lost)
 
     def log_lost(self) -> None:
         """Say at once which servers of this machine have died."""

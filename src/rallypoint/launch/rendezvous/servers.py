@@ -36,7 +36,7 @@ from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
-from rallypoint.store.rollcall.identity import Role
+from rallypoint.store.rollcall.identity import Role, parse_hello
 from rallypoint.store.rollcall.plan import JobRound, Plan, meetings_of
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import access_of_environment
@@ -51,10 +51,15 @@ from rallypoint.store.server.process.hosting import (
     ServerProcess,
     host_server,
 )
+from rallypoint.store.wire.encoding import VALIDATE, request
+from rallypoint.store.wire.opcodes import Op
 
 logger = logging.getLogger("rallypoint.meeting")
 
 LIFESPAN = Lifespan(stays_for_clients=True)
+_FIRST_BYTES = VALIDATE + bytes([Op.PING])  # of a client, unless it is a tool
+_HELLO_AT = len(VALIDATE) + len(request(Op.PING, tail=bytes(4))) + len(request(Op.DELETE_KEY, b""))
+_HELLO_BYTES = 2_048
 _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _FOR_RANKS: tuple[str, range] = ("127.0.0.1", ANY_PORT)  # where the relay of this machine's ranks listens
@@ -69,6 +74,51 @@ _WITHOUT_BOTH = (
 )
 _STORE = "the job's store"
 _RELAY = f"this machine's relay to {_STORE}"
+
+
+class OrphanedPort:
+    """The port of a store or relay that has died while ranks use it.
+
+    A rank that connects only now would be refused, and try again until its time-out: half an hour by default.
+    """
+
+    def __init__(self, server: HostedServer) -> None:
+        self._clients: list[socket.socket] = []
+        self._listeners: list[socket.socket] = []
+        with suppress(RallypointError):  # something else has the port now
+            self._listeners = server.listen_again()
+        for listener in self._listeners:
+            listener.setblocking(False)
+
+    def has_rank(self) -> bool:
+        """Whether a rank has connected. Other clients are disconnected."""
+        for listener in self._listeners:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    client.setblocking(False)
+                    self._clients.append(client)
+        return any(self._is_rank(client) for client in list(self._clients))
+
+    def _is_rank(self, client: socket.socket) -> bool:
+        try:
+            sent = client.recv(_HELLO_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            sent = b""
+        if sent and _FIRST_BYTES.startswith(sent):  # there is more to come
+            return False
+        who = parse_hello(sent[_HELLO_AT:])  # torch's client sends none
+        if sent.startswith(_FIRST_BYTES) and (who is None or who.role is Role.RANK):
+            return True
+        self._clients.remove(client)
+        client.close()
+        return False
+
+    def close(self) -> None:
+        for each in (*self._listeners, *self._clients):
+            each.close()
 
 
 class RendezvousPlace:
@@ -97,6 +147,7 @@ class RendezvousPlace:
         self._relay: HostedServer | None = None
         self._prepared: list[ServerProcess] = []  # for the next round
         self._told_lost: set[int] = set()
+        self._orphaned: list[OrphanedPort] = []
 
     @property
     def is_here(self) -> bool:
@@ -252,7 +303,19 @@ class RendezvousPlace:
         ):
             if server is not None and server.pid not in self._told_lost and (how := server.how_it_ended()):
                 self._told_lost.add(server.pid)
+                if server in (self._round, self._relay):
+                    self._orphaned.append(OrphanedPort(server))
                 yield lost_server(what, server.pid, server.places, how), then
+
+    def has_stranded_rank(self) -> bool:
+        """Whether a rank of the round tries to connect to a store or relay of this machine that has died."""
+        return any(each.has_rank() for each in self._orphaned)
+
+    def close_orphaned(self) -> None:
+        """The ranks of the round have ended, or are about to."""
+        for each in self._orphaned:
+            each.close()
+        self._orphaned.clear()
 
     def _of_server(self, is_direct: bool) -> tuple[str, HostedServer | None, str]:
         """The server at the endpoint: what it is for the job, and what becomes of the job without it."""
@@ -262,6 +325,7 @@ class RendezvousPlace:
 
     def close(self, *, alone: bool) -> None:
         """Let go. Servers end; unless others still use them: then they stay until those have gone."""
+        self.close_orphaned()
         self.store.close()
         self.end_relay()
         for process in self._prepared:

@@ -147,7 +147,8 @@ def show_process(words: Sequence[str], environ: Mapping[str, str] = os.environ) 
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(texts))  # the kernel reads them until the process has ended
     with open("/proc/self/comm", "w", encoding="utf-8") as comm:
-        comm.write(os.path.basename(words[0])[:15])
+        # Slurm's proctrack/linuxproc overlooks a process whose name has a space.
+        comm.write(os.path.basename(words[0]).partition(" ")[0].rstrip(":")[:15])
 
 
 def why_not_shown() -> str:

@@ -228,6 +228,13 @@ class HostedServer:
         code = self._process.popen.poll()
         return "" if code is None else ending(code)
 
+    def listen_again(self) -> list[socket.socket]:
+        """Listen at its addresses, once its process has ended. PortInUseError or BindError if that fails."""
+        listeners: list[socket.socket] = []
+        for host in sorted(self._hosts):
+            listeners += listen(host, self.port)
+        return listeners
+
     def listens_for(self, host: str) -> bool:
         """Whether it listens on all addresses of `host`."""
         return bool(self._hosts & {"::", "0.0.0.0"}) or self._hosts.issuperset(addresses_for(host).addresses)

@@ -14,7 +14,7 @@ from rallypoint.client.snapshots import fetch_snapshot
 from rallypoint.client.tcp import TCPStore
 from rallypoint.errors import AccessError, UsageError
 from rallypoint.store.connect.deadline import Deadline
-from rallypoint.store.core import looks
+from rallypoint.store.core import snapshots
 from rallypoint.store.core.store import Core
 from rallypoint.store.rollcall.clients import reporting_clients, whole
 from rallypoint.store.rollcall.identity import WORKER, Role
@@ -112,7 +112,7 @@ def test_times_add_up_over_relays_and_workers() -> None:
 
 def test_what_all_tell_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of a relay has a limit. What a control character takes in it is counted as well."""
-    monkeypatch.setattr(looks, "_TOLD_BYTES", 1_000)
+    monkeypatch.setattr(snapshots, "_TOLD_BYTES", 1_000)
     desk = Desk(Core())
     for end, text in zip(desk.open(3), (b"x" * 500, b"\0" * 200, b"y" * 100), strict=True):
         end.send(tell(text))

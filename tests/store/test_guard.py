@@ -213,7 +213,7 @@ def test_a_token_sees_no_value_and_is_no_rank(monkeypatch: pytest.MonkeyPatch) -
         with closing(connecting.connect("127.0.0.1", port, Deadline(5.0), who, snapshot_only=True)):
             snapshot = fetch_snapshot("127.0.0.1", port, Question(), Deadline(5.0))
     assert all(client.who.rank == -1 for client in snapshot.clients)
-    assert "a look at a value" in snapshot.errors[0].reason
+    assert "a snapshot with a value" in snapshot.errors[0].reason
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -107,7 +107,7 @@ class OrphanedPort:
             return False
         except OSError:
             sent = b""
-        if sent and _FIRST_BYTES.startswith(sent):  # there is more to come
+        if sent and _FIRST_BYTES.startswith(sent) and sent != _FIRST_BYTES:  # there is more to come
             return False
         who = parse_hello(sent[_HELLO_AT:])  # torch's client sends none
         if sent.startswith(_FIRST_BYTES) and (who is None or who.role is Role.RANK):
@@ -303,7 +303,7 @@ class RendezvousPlace:
         ):
             if server is not None and server.pid not in self._told_lost and (how := server.how_it_ended()):
                 self._told_lost.add(server.pid)
-                if server in (self._round, self._relay):
+                if server is (self._relay or self._round):  # ranks connect to it, and no relay does
                     self._orphaned.append(OrphanedPort(server))
                 yield lost_server(what, server.pid, server.places, how), then
 

@@ -150,5 +150,5 @@ def test_wrong_names_are_usage_errors(tmp_path: Path) -> None:
         find_logs([str(tmp_path)])
     with pytest.raises(UsageError, match=r"cannot read no-such\.log: no such file"):
         find_logs(["no-such.log"])
-    with pytest.raises(UsageError, match=r"cannot read xxx.*xx: File name too long"):
+    with pytest.raises(UsageError, match=r"cannot read xxx.*xx: (File name too long|no such file)"):
         find_logs(["x" * 300])

@@ -410,6 +410,7 @@ def test_a_job_that_fails_says_why_and_what_to_do(name: str, tmp_path: Path) -> 
 
 
 def test_a_known_cause_is_explained_unless_nobody_wants_to_know(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torchrun is needed")
     (tmp_path / "train.py").write_text("import os\nraise OSError(28, os.strerror(28))\n")
     lines = _run(tmp_path, "train.py").splitlines()[-3:]
     assert re.match(r"cause: .*disk", lines[0])

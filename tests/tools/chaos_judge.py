@@ -239,6 +239,7 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
     there = MACHINES[1 - MACHINES.index(here)]
     who = rf"\(process {job.parts.get(fault.victim)} on node-{here}"
     missing = rf"(missing there: [0-9, toand]+|the relay at \S+) on node-{here}"
+    lost = rf"{missing}|lost before: machine rank \d on node-{here}"
     rank = fault.victim.partition("-")[2]
     own, other = {
         "kill store": (
@@ -250,7 +251,7 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
             missing,
         ),
         # Its agent leaves in good order, and the other machine waits for another one in vain.
-        "kill launcher": ("", rf"{missing}|lost before: machine rank \d on node-{here}"),
+        "kill launcher": ("", lost),
         "kill agent": (
             rf"torchrun's agent {who}\) has ended by signal SIGKILL",
             rf"torchrun's agent on .*node-{here} .*has ended by signal SIGKILL",
@@ -259,11 +260,11 @@ def causes_of(job: Job, fault: Fault) -> dict[str, str]:
         "stop store": (job.store, job.store),
         "stop relay": (job.store, missing),
         "stop rank": (missing, missing),
-        "cut link": (job.store, missing),
-        "unplug link": (job.store, missing),
+        "cut link": (job.store, lost),
+        "unplug link": (job.store, lost),
         "sever link": (
             rf"{job.endpoint} is lost: no connection for \d+ s, the limit session_seconds",
-            missing,
+            lost,
         ),
         "starve store": ("out of memory|MemoryError", job.store),
         "starve relay": ("out of memory|MemoryError", missing),

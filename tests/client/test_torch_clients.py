@@ -15,7 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from processes import Server
-from raw import await_log
+from rallypoint.client.snapshots import fetch_snapshot
+from rallypoint.store.connect.deadline import Deadline
+from rallypoint.store.rollcall.question import Question
+from raw import await_log, until
 
 Connect = Callable[[], dist.TCPStore]
 
@@ -123,8 +126,13 @@ def test_keys_are_listed_and_a_queue_is_none(store: dist.TCPStore) -> None:
     assert sorted(store.list_keys()) == ["a", "b"]
 
 
+def _waiting_at(server: Server) -> int:
+    clients = fetch_snapshot(server.host, server.port, Question(), Deadline(20.0)).clients
+    return sum(bool(client.waits) for client in clients)
+
+
 @needs("queue_push")
-def test_queues(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_queues(connect: Connect, pool: ThreadPoolExecutor, any_server: Server) -> None:
     store = connect()
     assert store.queue_len("q") == 0
     with pytest.raises(dist.QueueEmptyError):
@@ -135,6 +143,8 @@ def test_queues(connect: Connect, pool: ThreadPoolExecutor) -> None:
     assert store.check(["q"])
     assert [store.queue_pop("q"), store.queue_pop("q")] == [b"1", b"2"]
     waiting = [pool.submit(connect().queue_pop, "q") for _ in range(8)]
+    # torch's client waits, then pops: one that waits only now could take what another one was woken for.
+    until(lambda: _waiting_at(any_server) == 8, "all wait")
     for number in range(8):
         store.queue_push("q", str(number))
     assert sorted(pop.result(20) for pop in waiting) == [str(number).encode() for number in range(8)]

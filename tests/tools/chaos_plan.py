@@ -26,6 +26,8 @@ RANKS: Final = tuple(f"rank-{rank}" for rank in range(len(MACHINES) * RANKS_PER_
 _FAULTS_BEFORE_THE_LAST: Final = 3
 _SOON: Final = (0.2, 1.5)
 _SHORT: Final = (0.5, TIMEOUT / 3)
+_STALL: Final = (0.5, 3.5)
+"""Of an agent, whose machine counts as lost after 5 s without a heartbeat; there is one every second."""
 _OUTAGE: Final = (0.5, 2.5)
 """Of the network. A machine is lost after 5 s, and TCP sends again after 3.0 s, and then after 6.2 s."""
 _LONG: Final = (TIMEOUT + 2, TIMEOUT + 6)
@@ -100,7 +102,8 @@ def _cards(kind: str, victims: Sequence[str], seconds: tuple[float, float], verd
 
 
 PASSING: Final = (
-    *_cards("stop", (*_SERVERS, *_LAUNCHERS, _ANY_RANK), _SHORT, Verdict.GOES_ON),
+    *_cards("stop", (*_SERVERS, "launcher-a", "launcher-b", _ANY_RANK), _SHORT, Verdict.GOES_ON),
+    *_cards("stop", ("agent-a", "agent-b"), _STALL, Verdict.GOES_ON),
     *_cards("cut", ("link",), _OUTAGE, Verdict.GOES_ON),
     *_cards("unplug", ("link",), _OUTAGE, Verdict.GOES_ON),
     *_cards("reset", ("link",), _FOR_GOOD, Verdict.GOES_ON),

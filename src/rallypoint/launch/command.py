@@ -51,7 +51,7 @@ _FOR_RANKS: Final = ("SIGUSR1", "SIGUSR2")
 _HEARING_SECONDS = 0.2  # a scheduler signals the processes of a job one after the other
 _SAME_SIGNAL_SECONDS = 1.0  # and before a time limit, Slurm signals them twice
 _NOTE = struct.Struct("=id")  # a signal that the probe was sent, and when
-_PARENT_SECONDS = 0.5  # between looks whether the parent is there
+_PARENT_SECONDS = 0.5  # between checks whether the parent lives
 _ORPHAN_SECONDS: Final = 2.0  # for ranks that want to end in order
 
 
@@ -242,7 +242,7 @@ Heard = Callable[[int], bool]
 def to_agent(folder: str, heard: Heard) -> Deliver:
     """torchrun's agent, or its ranks themselves where torchrun passes nothing on; they report to `folder`.
 
-    SIGTERM is always passed on: it must not be lost, and the agent does not mind to hear it again.
+    SIGTERM is always passed on: it must not be lost, and a second one does the agent no harm.
     """
 
     def deliver(agent: subprocess.Popen[bytes], number: int) -> None:

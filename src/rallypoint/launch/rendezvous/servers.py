@@ -29,6 +29,7 @@ from rallypoint.errors import (
 )
 from rallypoint.launch.blame import LostServer
 from rallypoint.launch.endpoint import Endpoint, Endpoints, RoundStore, StoreView
+from rallypoint.launch.rendezvous.orphaned_port import OrphanedPort
 from rallypoint.launch.rendezvous.waiting import Waiting, await_host, connecting_state
 from rallypoint.launch.reports import WITHOUT_STORE, lost_server
 from rallypoint.store.connect.connecting import Attempts, connect
@@ -36,7 +37,7 @@ from rallypoint.store.connect.connection import who_am_i
 from rallypoint.store.connect.deadline import Deadline
 from rallypoint.store.machine.addresses import is_this_machine, look_up, plain_host
 from rallypoint.store.relay.hosting import RELAY, host_relay, host_store
-from rallypoint.store.rollcall.identity import Role, parse_hello
+from rallypoint.store.rollcall.identity import Role
 from rallypoint.store.rollcall.plan import JobRound, Plan, meetings_of
 from rallypoint.store.rollcall.question import Question
 from rallypoint.store.server.guard.other_users import access_of_environment
@@ -51,15 +52,10 @@ from rallypoint.store.server.process.hosting import (
     ServerProcess,
     host_server,
 )
-from rallypoint.store.wire.encoding import VALIDATE, request
-from rallypoint.store.wire.opcodes import Op
 
 logger = logging.getLogger("rallypoint.meeting")
 
 LIFESPAN = Lifespan(stays_for_clients=True)
-_FIRST_BYTES = VALIDATE + bytes([Op.PING])  # of a client, unless it is a tool
-_HELLO_AT = len(VALIDATE) + len(request(Op.PING, tail=bytes(4))) + len(request(Op.DELETE_KEY, b""))
-_HELLO_BYTES = 2_048
 _ANSWER_SECONDS = 10.0
 _PARTING_SECONDS = 3.0  # for a server that has no clients left to end
 _FOR_RANKS: tuple[str, range] = ("127.0.0.1", ANY_PORT)  # where the relay of this machine's ranks listens
@@ -74,51 +70,6 @@ _WITHOUT_BOTH = (
 )
 _STORE = "the job's store"
 _RELAY = f"this machine's relay to {_STORE}"
-
-
-class OrphanedPort:
-    """The port of a store or relay that has died while ranks use it.
-
-    A rank that connects only now would be refused, and try again until its time-out: half an hour by default.
-    """
-
-    def __init__(self, server: HostedServer) -> None:
-        self._clients: list[socket.socket] = []
-        self._listeners: list[socket.socket] = []
-        with suppress(RallypointError):  # something else has the port now
-            self._listeners = server.listen_again()
-        for listener in self._listeners:
-            listener.setblocking(False)
-
-    def has_rank(self) -> bool:
-        """Whether a rank has connected. Other clients are disconnected."""
-        for listener in self._listeners:
-            with suppress(OSError):
-                while True:
-                    client, _ = listener.accept()
-                    client.setblocking(False)
-                    self._clients.append(client)
-        return any(self._is_rank(client) for client in list(self._clients))
-
-    def _is_rank(self, client: socket.socket) -> bool:
-        try:
-            sent = client.recv(_HELLO_BYTES, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            sent = b""
-        if sent and _FIRST_BYTES.startswith(sent) and sent != _FIRST_BYTES:  # there is more to come
-            return False
-        who = parse_hello(sent[_HELLO_AT:])  # torch's client sends none
-        if sent.startswith(_FIRST_BYTES) and (who is None or who.role is Role.RANK):
-            return True
-        self._clients.remove(client)
-        client.close()
-        return False
-
-    def close(self) -> None:
-        for each in (*self._listeners, *self._clients):
-            each.close()
 
 
 class RendezvousPlace:

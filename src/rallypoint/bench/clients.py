@@ -27,7 +27,7 @@ VALUE: Final = b"sixteen bytes..."
 ANSWER_LIMIT_S: Final = 120
 """How long a client waits for any answer before it calls that a fault."""
 BATCH: Final = 64
-"""How many ranks take a step before others take theirs."""
+"""How many ranks take a step together, before the next ones take theirs."""
 AHEAD: Final = 256
 """How far ranks are ahead of those a step further, unless all begin at once: less than any backlog."""
 

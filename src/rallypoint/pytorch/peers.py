@@ -35,7 +35,7 @@ def listening_socket(port: int) -> socket.socket:
     """An IPv4 loopback socket, with as long a backlog as the kernel grants.
 
     torch's own socket would be a dual-stack one, whose clients are ::ffff:127.0.0.1: looking that up may take
-    seconds each, and comparing with it would flatter Rallypoint.
+    seconds each, so a comparison with it would flatter Rallypoint.
     """
     return socket.create_server((HOST, port), backlog=BACKLOG)
 

@@ -94,7 +94,7 @@ class SingleRequest(UpstreamRequest):
 
 
 class UnprovenRequest(SingleRequest):
-    """What a relay on the way answers by itself, or may: a LEAVE, a RELAY_REPORT."""
+    """A request that a relay on the way may answer itself: LEAVE, RELAY_REPORT."""
 
     __slots__ = ()
 

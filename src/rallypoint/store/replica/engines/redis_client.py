@@ -1,6 +1,6 @@
-"""Commands to Redis, to a server or to the master that Sentinels name: with a deadline, and tried again.
+"""Runs commands on a Redis server, or on the master that Sentinels name: with a deadline, and with retries.
 
-And the commands that a log needs, which its user has to be allowed.
+Also lists the commands that a log needs; the Redis user must have the right to run them.
 """
 
 from __future__ import annotations
